@@ -1,0 +1,26 @@
+"""What the notebooks of the lab share: run a function under a memory budget, measure it, compare, judge.
+
+Names are loaded on first use, so that the child process of an arm, which needs only two of these
+files, does not pay for matplotlib and ipywidgets.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "budget": ("parse_size", "BudgetError"),
+    "meter": ("phase", "reading"),
+    "arm": ("run", "ArmSetupError"),
+    "result": ("ArmResult", "expect_oom"),
+    "compare": ("compare",),
+    "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
+    "claims": ("verdict", "untestable"),
+    "course": ("choose", "exercise"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'labsupport' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(f"labsupport.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,294 @@
+"""Run one plain function in a fresh process under a budget, watch it from outside, and bring back what happened."""
+
+import ast
+import inspect
+import io
+import linecache
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections import deque
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import cloudpickle
+import psutil
+
+from labsupport import live
+from labsupport.budget import MIB, Budget, child_environment, mib
+from labsupport.child import named_code
+from labsupport.meter import SAMPLE_SECONDS
+from labsupport.result import ArmError, ArmResult, explain_oom
+
+_TEMP_PREFIX = "labsupport-"
+_LOG_BYTES = 2 * MIB
+# Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact.
+_WATCH_SLACK = 512 * MIB
+_WATCH_SECONDS = 0.5
+
+
+class ArmSetupError(ValueError):
+    """The arm could not even start; the message says what to change."""
+
+
+def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, quiet=False, env=None, logical_devices=1):
+    """Run function(*args) in a fresh Python process under a budget and return an ArmResult.
+
+    The function may come from a notebook cell. Whatever it does, this process survives: an out-of-memory
+    error, a crash or a hang becomes `result.error`. Interrupting ends the child and raises KeyboardInterrupt.
+
+    budget: what TensorFlow may hand out for tensors, such as "256 MiB"; None: half of the free memory.
+    outside: what the process may add beside its tensors (NumPy, Python, graphs).
+    label: name in pictures and tables; the function's name if None.
+    timeout: seconds after which the child is ended.
+    quiet: leave one line in place of a picture (for sweeps).
+    env: further environment variables, for what TensorFlow reads only at import.
+    logical_devices: into how many logical devices the CPU or GPU is split.
+
+    Raises BudgetError for a bad budget, ArmSetupError where the function cannot be sent or started.
+    """
+    allowed = Budget.of(budget, outside)
+    label = label or getattr(function, "__name__", str(function))
+    header = pickle.dumps(
+        {"path": sys.path, "cells": _cells(), "budget": allowed, "logical_devices": logical_devices}
+    )
+    job = _packed(function, args, label)
+    result = ArmResult(label, allowed.tensors, budget is not None)
+    folder = _temporary_folder()
+    plot = live.plot_for(quiet)
+    try:
+        child = _Child(header, job, child_environment(allowed, {"TMPDIR": folder, **(env or {})}))
+        try:
+            _watch(child, result, plot, allowed, timeout)
+        finally:
+            child.end()
+    except BaseException:
+        plot.abandon()
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    plot.finish(result)
+    if result.output:
+        print(result.output, end="")
+    return result
+
+
+def _cells():
+    """Source of the notebook cells run so far: {file name: lines}. They exist only in this process's line cache."""
+    return {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Keeps the file names of code objects, so that tracebacks and AutoGraph find the learner's cells."""
+
+    def reducer_override(self, obj):
+        if isinstance(obj, types.CodeType):
+            _, arguments = self.dispatch_table[types.CodeType](obj)
+            return named_code, (arguments, obj.co_filename)
+        return super().reducer_override(obj)
+
+
+def _packed(function, args, label):
+    if not callable(function):
+        raise ArmSetupError(f"run() needs a function and its arguments, not {type(function).__name__}: write run(f, x), not run(f(x))")
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        raise ArmSetupError(f"{label} does not take these arguments: {error}") from None
+    except ValueError:  # a built-in without a signature
+        pass
+    try:
+        packed = io.BytesIO()
+        _Pickler(packed).dump((function, args))
+        return packed.getvalue()
+    except Exception as error:
+        raise ArmSetupError(
+            f"{label} cannot be sent to its own process ({error}). It uses something that lives only here, such as an "
+            f"open file, a lock, a widget or an iterator: create that inside the function, or pass a path or an array"
+        ) from error
+
+
+def _temporary_folder():
+    """A folder for whatever the arm writes; also sweeps folders whose kernel was killed before it could."""
+    base = Path(tempfile.gettempdir())
+    for stale in base.glob(_TEMP_PREFIX + "*"):
+        owner = stale.name.split("-")[1]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(stale, ignore_errors=True)
+    try:
+        return tempfile.mkdtemp(prefix=f"{_TEMP_PREFIX}{os.getpid()}-")
+    except OSError as error:
+        raise ArmSetupError(
+            f"no temporary folder can be made in {base} ({error.strerror}): free some disk space or set TMPDIR to another disk"
+        ) from error
+
+
+class _Child:
+    """The process of one arm and the three pipes that come from it."""
+
+    def __init__(self, header, job, environment):
+        receive, send = os.pipe()
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")])
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "labsupport.child", str(send)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=environment, pass_fds=[send], start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            os.close(receive)
+            raise ArmSetupError(f"no process could be started for the arm ({error.strerror}): close other programs") from error
+        finally:
+            os.close(send)
+        self.events = Connection(receive, writable=False)
+        self.log = deque()
+        self.selector = selectors.DefaultSelector()
+        for stream in (self.events, self.process.stdout, self.process.stderr):
+            self.selector.register(stream, selectors.EVENT_READ)
+        try:
+            for block in (header, job):
+                self.process.stdin.write(struct.pack("<Q", len(block)) + block)
+            self.process.stdin.flush()  # and stays open: it is the child's lifeline
+        except BrokenPipeError:  # died at once; its log says why
+            pass
+
+    def read(self, seconds):
+        """Events and text that arrive within `seconds`: yields ("event", tuple) and ("text", str)."""
+        for key, _ in self.selector.select(seconds):
+            stream = key.fileobj
+            try:
+                if stream is self.events:
+                    while stream.poll():
+                        yield "event", stream.recv()
+                else:
+                    block = os.read(stream.fileno(), 1 << 16)
+                    if not block:
+                        raise EOFError
+                    if stream is self.process.stdout:
+                        yield "text", block.decode(errors="replace")
+                    else:
+                        self.log.append(block)
+                        while sum(map(len, self.log)) > _LOG_BYTES:
+                            self.log.popleft()
+            except (EOFError, OSError):
+                self.selector.unregister(stream)
+
+    def log_text(self):
+        return b"".join(self.log).decode(errors="replace")
+
+    def end(self):
+        """End the process and all it started, and close the pipes."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        self.process.wait()
+        self.selector.close()
+        for stream in (self.events, self.process.stdin, self.process.stdout, self.process.stderr):
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass
+
+
+def _watch(child, result, plot, allowed, timeout):
+    """Follow the child until it reports, dies, runs too long, grows too large or is stopped; fill in `result`."""
+    born = time.monotonic()
+    zero = process_zero = None
+    looked = 0.0
+    outside = psutil.Process(child.process.pid)
+    while True:
+        for kind, item in child.read(SAMPLE_SECONDS):
+            if kind == "text":
+                result.output += item
+            elif item[0] == "start":
+                _, zero, process_zero, result.device = item
+            elif item[0] == "tensors":
+                result.tensors.append(item[1:])
+            elif item[0] == "phase":
+                result.phases.append(item[1])
+            elif item[0] == "done":
+                _finish(child, result, *item[1:])
+                return
+        now = time.monotonic()
+        elapsed = now - (zero or born)
+        try:
+            if zero is not None:
+                result.process.append((elapsed, outside.memory_info().rss - process_zero))
+            grown = 0
+            if zero is not None and now - looked > _WATCH_SECONDS:
+                looked = now
+                family = [outside, *outside.children(recursive=True)]
+                grown = sum(p.memory_info().rss for p in family) - process_zero
+        except psutil.NoSuchProcess:
+            grown = 0
+        if grown > allowed.tensors + allowed.outside + _WATCH_SLACK:
+            result.error = ArmError("killed", f"the arm was ended: with its children it grew by {mib(grown)}, more than its budgets allow")
+        elif now - born > timeout:
+            result.error = ArmError("timeout", f"the arm was ended after {timeout} s; give run() a longer timeout if it needs one")
+        elif plot.stopped:
+            result.error = ArmError("stopped", "you stopped this run; run the cell again to measure it")
+        elif child.process.poll() is not None and not child.events.poll():
+            # Not "until the pipes close": a process that the arm forked may hold them open for ever.
+            result.error = ArmError("killed", _death(child.process.returncode), log=child.log_text())
+        if result.error is not None:
+            result.seconds = None if zero is None else elapsed
+            return
+        plot.update(result, elapsed, zero is not None)
+
+
+def _death(code):
+    if code >= 0:
+        return f"the process of the arm ended by itself with exit code {code} before it could report"
+    name = signal.Signals(-code).name
+    why = {
+        "SIGKILL": "somebody, perhaps the system's out-of-memory killer, ended it",
+        "SIGABRT": "compiled code gave up, which it does when it cannot get memory outside the tensor budget",
+        "SIGSEGV": "compiled code crashed",
+    }.get(name, "it was ended from outside")
+    return f"the process of the arm died of {name}: {why}"
+
+
+def _finish(child, result, seconds, figures, packed, error):
+    result.seconds, result.figures = seconds, figures
+    while child.process.poll() is None:  # what it wrote last may still be in the pipes
+        for kind, item in child.read(SAMPLE_SECONDS):
+            if kind == "text":
+                result.output += item
+    if error is None:
+        result.value = cloudpickle.loads(packed)
+        return
+    kinds = {"ResourceExhaustedError": "oom", "MemoryError": "memory", "_ArrayMemoryError": "memory", "UnpicklableResult": "unpicklable"}
+    kind = kinds.get(error["type"], "exception")
+    message = error["message"] if kind == "unpicklable" else f"{error['type']}: {error['message']}"
+    if kind == "oom":
+        message = explain_oom(error["message"], error["in_use"], result.budget)
+    elif kind == "memory":
+        message = f"Out of memory outside TensorFlow's allocator ({error['message'] or 'MemoryError'}): the process may add no more"
+    frames = [(_place(name), line, linecache.getline(name, line).strip()) for name, line, _ in error["frames"] if _is_own(name)]
+    whole = "".join(f'  {_place(name)}, line {line}, in {scope}\n    {linecache.getline(name, line).strip()}\n' for name, line, scope in error["frames"])
+    result.error = ArmError(kind, message, frames, whole + f"{error['type']}: {error['message']}", child.log_text())
+
+
+def _is_own(name):
+    """Whether a frame is the learner's code rather than a library's."""
+    return not any(part in name for part in ("site-packages", "dist-packages", os.path.dirname(ast.__file__)))
+
+
+def _place(name):
+    """The file of a frame as a learner knows it: "Cell In[4]" for a notebook cell, else the path."""
+    try:
+        from IPython import get_ipython
+
+        known = get_ipython().compile.format_code_name(name)
+    except (ImportError, AttributeError):
+        known = None
+    return " ".join(known) if known else name

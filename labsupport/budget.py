@@ -1,0 +1,120 @@
+"""Sizes and budgets: turn "256 MiB" into the limits that a child process gets, or say why it cannot be."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MIB = 2**20
+_UNITS = {"B": 1, "KIB": 2**10, "MIB": MIB, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+SMALLEST = 16 * MIB
+# The allocator takes a first small region for itself (2 MiB) before it can reserve one block of the
+# budget's size; without this allowance that block would not fit.
+_FIRST_REGION_MIB = 2
+
+
+class BudgetError(ValueError):
+    """A budget that is no size, or that this machine cannot give."""
+
+
+def parse_size(size):
+    """Bytes of a size such as "256 MiB", "1.5 GiB" or "200 MB"; a bare number is not accepted.
+
+    Raises BudgetError with what to write instead.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b|b)\s*", str(size), re.IGNORECASE)
+    if not match:
+        raise BudgetError(f"{size!r} is not a size: write a positive number and a unit, such as \"256 MiB\" or \"2 GiB\"")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def mib(size):
+    """Text for a number of bytes; None reads "unavailable", since 0 would claim that it was measured."""
+    return "unavailable" if size is None else f"{size / MIB:,.1f} MiB"
+
+
+def machine_memory():
+    """Bytes of memory that this process may use at most: the machine's, or its container's if that is less."""
+    total = psutil.virtual_memory().total
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(limit).read_text()))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return total
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one arm may use, in bytes.
+
+    tensors: what TensorFlow's allocator may hand out (a hard limit: beyond it a ResourceExhaustedError).
+    outside: what the process may add beside that (NumPy, Python, graphs, threads; beyond it a MemoryError).
+    """
+
+    tensors: int
+    outside: int
+
+    @classmethod
+    def of(cls, tensors, outside):
+        """The budget for two sizes as text. tensors=None gives half of the memory that is free now."""
+        machine = machine_memory()
+        free = min(psutil.virtual_memory().available, machine)
+        wanted = int(free / 2) // MIB * MIB if tensors is None else parse_size(tensors)
+        if wanted < SMALLEST:
+            raise BudgetError(f"a budget of {mib(wanted)} is too small to start in: give at least {mib(SMALLEST)}")
+        if wanted > machine:
+            raise BudgetError(
+                f"a budget of {mib(wanted)} is more than this machine has ({mib(machine)}); "
+                f"give less, for instance \"{int(machine / 2 / MIB)} MiB\""
+            )
+        return cls(wanted, parse_size(outside))
+
+    def environment(self):
+        """Environment variables that must be set before TensorFlow is imported.
+
+        The best-fit-with-coalescing allocator is the one GPUs use; on a CPU it must be asked for, and only
+        there does it count every tensor and obey a limit (TensorFlow source: core/common_runtime/process_state.cc).
+        """
+        return {
+            "TF_CPU_ALLOCATOR_USE_BFC": "1",
+            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(-(-self.tensors // MIB) + _FIRST_REGION_MIB),
+            "TF_CPP_MIN_LOG_LEVEL": "0",  # the allocator's dump after an OOM is logged as information
+        }
+
+    def apply(self, tf, logical_devices):
+        """In the child, before the first tensor: impose the limits. Returns the device's name, e.g. "CPU:0"."""
+        gpus = tf.config.list_physical_devices("GPU")
+        limit_mib = self.tensors // MIB
+        if gpus:
+            split = [tf.config.LogicalDeviceConfiguration(limit_mib // logical_devices) for _ in range(logical_devices)]
+            tf.config.set_logical_device_configuration(gpus[0], split)
+            tf.config.set_visible_devices(gpus[0], "GPU")
+        elif logical_devices > 1:
+            split = [tf.config.LogicalDeviceConfiguration() for _ in range(logical_devices)]
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
+        if not gpus:
+            # Reserve the whole budget as one region, as a GPU does by default. Otherwise regions grow by
+            # doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs no memory.
+            with tf.device("CPU:0"):
+                tf.raw_ops.Empty(shape=[limit_mib * MIB // 16], dtype=tf.complex128)
+        self._limit_process()
+        return "GPU:0" if gpus else "CPU:0"
+
+    def _limit_process(self):
+        """Cap private writable memory (Linux). Elsewhere the parent's watch on the resident set is the only cap."""
+        try:
+            import resource
+
+            fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            limit = int(fields["VmData"].split()[0]) * 1024 + self.outside
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        except (ImportError, OSError, KeyError, ValueError):
+            pass
+
+
+def child_environment(budget, extra):
+    """The whole environment of an arm's process."""
+    return {**os.environ, **budget.environment(), **(extra or {})}

@@ -1,0 +1,181 @@
+"""Counters and samples. Peaks come from counters, curves from samples; what cannot be read is None.
+
+Two counters tell two stories. "tensors" is what TensorFlow's allocator has handed out. "process" is the
+resident set, which also holds Python, NumPy and graphs, and keeps freed tensor memory in the pool.
+"""
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from labsupport.budget import MIB
+
+SAMPLE_SECONDS = 0.04
+
+
+@dataclass
+class Reading:
+    """Memory at one moment, in MiB over the level at the arm's start; None where it cannot be read."""
+
+    tensors_mib: float | None
+    process_mib: float | None
+
+
+@dataclass
+class Phase:
+    """One `with phase(name):` block: seconds since the arm's start; bytes over the level at the arm's start."""
+
+    name: str
+    start: float
+    end: float
+    peak: int | None
+    held: int | None
+
+
+def process_status(name):
+    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _high_water():
+    """Bytes: the largest resident set of this process so far (VmHWM; getrusage where there is no /proc)."""
+    mark = process_status("VmHWM")
+    if mark is None:
+        try:
+            import resource
+            import sys
+
+            unit = 1 if sys.platform == "darwin" else 1024
+            mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        except ImportError:
+            pass
+    return mark
+
+
+@dataclass
+class Meter:
+    """The exact counters of the process it lives in, over the level when it was started."""
+
+    tf: object
+    device: str
+    zero: float = 0.0
+    tensors_zero: int | None = None
+    process_zero: int = 0
+    phases: list = field(default_factory=list)
+    _peak: int = 0
+    _mark: int | None = None
+    _mark_was_reset: bool = False
+
+    def start(self):
+        """Set the zero level. Peaks count from here."""
+        try:  # "5" resets VmHWM (Linux, man proc_pid_clear_refs); refused in some containers
+            Path("/proc/self/clear_refs").write_text("5")
+            self._mark_was_reset = True
+        except OSError:
+            pass
+        self._mark = _high_water()
+        self.process_zero = psutil.Process().memory_info().rss
+        stats = self._stats()
+        if stats:
+            self.tf.config.experimental.reset_memory_stats(self.device)
+            self.tensors_zero = self._peak = stats["current"]
+        self.zero = time.monotonic()
+
+    def _stats(self):
+        try:
+            return self.tf.config.experimental.get_memory_info(self.device)
+        except (ValueError, self.tf.errors.OpError):  # this allocator keeps no statistics
+            return None
+
+    def tensors_now(self):
+        """Bytes the allocator has handed out now, over the zero level."""
+        stats = self._stats()
+        return None if stats is None or self.tensors_zero is None else stats["current"] - self.tensors_zero
+
+    def tensors_peak(self):
+        """Bytes: the allocator's peak since start()."""
+        stats = self._stats()
+        if stats is None or self.tensors_zero is None:
+            return None
+        self._peak = max(self._peak, stats["peak"])
+        return self._peak - self.tensors_zero
+
+    def process_now(self):
+        """Bytes of the resident set over the zero level."""
+        return psutil.Process().memory_info().rss - self.process_zero
+
+    def process_peak(self):
+        """Bytes: peak of the resident set since start(); None if an earlier, higher peak hides it."""
+        mark = _high_water()
+        if mark is None or not (self._mark_was_reset or mark > self._mark):
+            return None
+        return max(mark - self.process_zero, 0)
+
+    @contextmanager
+    def phase(self, name):
+        begin = time.monotonic() - self.zero
+        self.tensors_peak()  # fold the peak so far into the total before the counter is reset
+        if self.tensors_zero is not None:
+            self.tf.config.experimental.reset_memory_stats(self.device)
+        try:
+            yield
+        finally:
+            stats = self._stats()
+            peak = None if stats is None or self.tensors_zero is None else stats["peak"] - self.tensors_zero
+            self.tensors_peak()
+            self.phases.append(Phase(name, begin, time.monotonic() - self.zero, peak, self.tensors_now()))
+            on_phase(self.phases[-1])
+
+    def sample_into(self, send):
+        """Call send(seconds, tensor bytes) regularly from a thread: the curve between the exact figures."""
+
+        def loop():
+            while True:
+                now = self.tensors_now()
+                if now is None:
+                    return
+                try:
+                    send(time.monotonic() - self.zero, now)
+                except OSError:  # the parent has gone
+                    return
+                time.sleep(SAMPLE_SECONDS)
+
+        threading.Thread(target=loop, daemon=True, name="labsupport-sampler").start()
+
+
+active: Meter | None = None  # the meter of this process, when it runs an arm
+
+
+def on_phase(phase):  # replaced in the child, which reports phases to the parent as they end
+    pass
+
+
+@contextmanager
+def phase(name):
+    """Name a part of an arm, so that plots shade it and `result.phases` gives its own exact peak.
+
+    Outside an arm it does nothing.
+    """
+    if active is None:
+        yield
+    else:
+        with active.phase(name):
+            yield
+
+
+def reading():
+    """The counters now, in MiB over the arm's start, for use inside an arm (once an epoch, say)."""
+    if active is None:
+        return Reading(None, None)
+    tensors = active.tensors_now()
+    return Reading(None if tensors is None else tensors / MIB, active.process_now() / MIB)

@@ -1,0 +1,106 @@
+"""Still pictures of arms with matplotlib, readable on light and dark pages and for colour-blind eyes."""
+
+import base64
+import io
+
+from matplotlib.figure import Figure
+
+from labsupport.budget import MIB
+
+# Okabe & Ito's palette, which stays apart for colour-blind readers; line styles say the same a second time.
+COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+LINES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1))]
+BUDGET = "#7F0000"
+
+
+def style(index):
+    """Colour and line style of the index-th arm."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
+
+
+def _curves(axes, results, story):
+    """The memory curves of all arms on one pair of axes, with budget line, phases and the point of an OOM."""
+    for index, result in enumerate(results):
+        curve = getattr(result, story)
+        look = style(index)
+        if curve:
+            axes.plot([t for t, _ in curve], [size / MIB for _, size in curve], label=result.label, lw=2, **look)
+        if result.error is not None and result.seconds is not None:
+            peak = result.figures["peak" if story == "tensors" else "process_peak"] or 0
+            axes.plot([result.seconds], [peak / MIB], "X", color=look["color"], ms=11, mec="black", zorder=5)
+            axes.annotate(result.outcome, (result.seconds, peak / MIB), xytext=(-8, 6), textcoords="offset points",
+                          ha="right", fontweight="bold")  # fmt: skip
+    given = {result.budget for result in results if result.budget_given}
+    if story == "tensors":
+        for budget in given:
+            axes.axhline(budget / MIB, color=BUDGET, lw=1.5, ls=(0, (6, 3)))
+            axes.annotate(f"budget {budget / MIB:.0f} MiB", (0.01, budget / MIB), xycoords=("axes fraction", "data"),
+                          va="bottom", color=BUDGET)  # fmt: skip
+    if len(results) == 1:
+        for index, phase in enumerate(results[0].phases):
+            axes.axvspan(phase.start, phase.end, color="#56B4E9", alpha=0.30 if index % 2 else 0.15, lw=0)
+            if len(results[0].phases) <= 8:
+                axes.annotate(phase.name, ((phase.start + phase.end) / 2, 0.985), xycoords=("data", "axes fraction"),
+                              ha="center", va="top", fontsize=8, rotation=0 if len(results[0].phases) < 4 else 90)  # fmt: skip
+    axes.set(xlabel="time (s)", ylabel="tensor memory (MiB)" if story == "tensors" else "process memory added (MiB)")
+    axes.set_ylim(bottom=0)
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.12)
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+
+
+def arm_figure(result):
+    """One arm: tensor memory over time; the process's resident set as a thin grey line."""
+    figure = Figure(figsize=(8, 2.9), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    _curves(axes, [result], "tensors")
+    if result.process:
+        axes.plot([t for t, _ in result.process], [size / MIB for _, size in result.process], color="#666666", lw=1,
+                  label="process (resident set)")  # fmt: skip
+        axes.set_ylim(top=max(axes.get_ylim()[1], 1.15 * max(size for _, size in result.process) / MIB))
+    if result.figures["peak"] is not None:
+        axes.axhline(result.figures["peak"] / MIB, color=COLOURS[0], lw=1, ls=":", label=f"peak {result.peak_mib:,.1f} MiB (counter)")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    axes.set_title(f"{result.label}: {result.outcome}", loc="left", fontsize=11)
+    return figure
+
+
+def compare_figure(results, story):
+    """All arms: curves on one time and one byte axis on the left, exact peak and end as bars on the right."""
+    figure = Figure(figsize=(10, 3.2 + 0.25 * max(len(results) - 3, 0)), layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    _curves(left, results, story)
+    if left.get_legend_handles_labels()[0]:
+        left.legend(frameon=False, fontsize=9)
+    names = ("peak", "end") if story == "tensors" else ("process_peak", "process_end")
+    for index, result in enumerate(results):
+        peak, end = (result.figures[name] for name in names)
+        colour = style(index)["color"]
+        if peak is not None:
+            right.barh(index, peak / MIB, 0.7, color=colour, alpha=0.85)
+        if end is not None:
+            right.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
+        text = "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f" ({result.outcome})")
+        right.annotate(text, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points")
+    if story == "tensors":
+        for budget in {result.budget for result in results if result.budget_given}:
+            right.axvline(budget / MIB, color=BUDGET, lw=1.5, ls=(0, (6, 3)))
+    right.set_yticks(range(len(results)), [result.label for result in results])
+    right.invert_yaxis()
+    right.set_xlim(right=right.get_xlim()[1] * 1.25 or 1)
+    right.set_xlabel("MiB: bar = peak, hatched = at the end")
+    right.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def bundle(figure, text):
+    """The figure as display data: a PNG, with its description for screen readers and plain terminals.
+
+    Returns (data, metadata) for IPython.display.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=96)
+    data = {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": text}
+    return data, {"image/png": {"alt": text}}

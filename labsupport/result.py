@@ -1,0 +1,152 @@
+"""What an arm came to: its figures with their sources, its curve, and an error a learner can read."""
+
+import html
+import math
+import re
+from dataclasses import dataclass, field
+
+from labsupport.budget import MIB, mib
+
+SOURCES = {
+    "peak": "allocator counter (get_memory_info)",
+    "end": "allocator counter (get_memory_info)",
+    "process_peak": "high-water mark of the resident set (VmHWM)",
+    "process_end": "resident set",
+}
+_DTYPE_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4,
+    "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass
+class ArmError:
+    """Why an arm did not return. kind: oom, memory, exception, killed, timeout, stopped or unpicklable.
+
+    frames: (place, line number, source line) of the learner's own code, outermost first.
+    log: what the process wrote to standard error; after an OOM, the allocator's dump.
+    """
+
+    kind: str
+    message: str
+    frames: list = field(default_factory=list)
+    traceback: str = ""
+    log: str = ""
+
+    def __str__(self):
+        place = f" at {self.frames[-1][0]}, line {self.frames[-1][1]}: {self.frames[-1][2]}" if self.frames else ""
+        return self.message + place
+
+    def _repr_html_(self):
+        rows = "".join(f"<br><code>{html.escape(f'{p}, line {n}: {text}')}</code>" for p, n, text in self.frames)
+        folds = "".join(
+            f"<details><summary>{title}</summary><pre>{html.escape(text)}</pre></details>"
+            for title, text in (("Whole traceback", self.traceback), ("Log of the process, with the allocator's dump", self.log))
+            if text
+        )
+        return f"<div><b>{html.escape(self.message)}</b>{rows}{folds}</div>"
+
+
+@dataclass
+class ArmResult:
+    """One measured run of one function.
+
+    value: what the function returned (None after an error). error: an ArmError or None.
+    figures: bytes over the level at the arm's start, by name (see SOURCES); None means unavailable.
+    tensors, process: the sampled curves as [(seconds, bytes)]; they show the way, the figures are exact.
+    phases: the finished `with phase(...)` blocks, in order of their end, each with peak and held bytes.
+    """
+
+    label: str
+    budget: int
+    budget_given: bool
+    value: object = None
+    error: ArmError | None = None
+    seconds: float | None = None
+    figures: dict = field(default_factory=lambda: dict.fromkeys(SOURCES))
+    tensors: list = field(default_factory=list)
+    process: list = field(default_factory=list)
+    phases: list = field(default_factory=list)
+    device: str = ""
+    output: str = ""
+
+    @property
+    def ok(self):
+        return self.error is None
+
+    def _mib(self, name):
+        size = self.figures[name]
+        return None if size is None else size / MIB
+
+    @property
+    def peak_mib(self):
+        """Most tensor memory in use at any moment, MiB (exact)."""
+        return self._mib("peak")
+
+    @property
+    def end_mib(self):
+        """Tensor memory still in use when the function returned, MiB (exact)."""
+        return self._mib("end")
+
+    @property
+    def process_peak_mib(self):
+        """Most resident memory added at any moment, MiB: what `top` would have shown."""
+        return self._mib("process_peak")
+
+    @property
+    def process_end_mib(self):
+        """Resident memory added and still there when the function returned, MiB."""
+        return self._mib("process_end")
+
+    @property
+    def outcome(self):
+        """One word or two for tables: "finished", "OOM", "killed" and so on."""
+        names = {"oom": "OOM", "memory": "MemoryError", "exception": "error", "unpicklable": "no value"}
+        return "finished" if self.ok else names.get(self.error.kind, self.error.kind)
+
+    def __str__(self):
+        time = "" if self.seconds is None else f" after {self.seconds:.1f} s"
+        budget = f" of a budget of {mib(self.budget)}" if self.budget_given else ""
+        tail = "" if self.ok else f"; {self.error}"
+        return (
+            f"{self.label}: {self.outcome}{time}. Tensors: peak {mib(self.figures['peak'])}{budget}, "
+            f"at the end {mib(self.figures['end'])}. Process: peak +{mib(self.figures['process_peak'])}{tail}"
+        )
+
+    __repr__ = __str__
+
+    def need(self):
+        """This result if the arm finished; otherwise raise its error. For code that uses the value."""
+        if not self.ok:
+            raise RuntimeError(f"the arm \"{self.label}\" did not finish: {self.error}")
+        return self
+
+
+def explain_oom(message, in_use, budget):
+    """One readable sentence from TensorFlow's message: which tensor, its bytes, what was in use, the budget."""
+    found = re.search(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)", message)
+    op = re.search(r"\[Op:(\w+)\]", message) or re.search(r"\{\{node ([^}]+)\}\}", message)
+    where = f" in {op[1]}" if op else ""
+    if not found:
+        return f"Out of memory{where}: " + message.strip().splitlines()[0]
+    shape, dtype = [int(n) for n in found[1].split(",") if n], found[2]
+    size = math.prod(shape) * _DTYPE_BYTES[dtype] if dtype in _DTYPE_BYTES else None
+    return (
+        f"Out of memory{where}: no room for a tensor of shape {shape}, {dtype} = {mib(size)}, "
+        f"with {mib(in_use)} in use of a budget of {mib(budget)}"
+    )
+
+
+def expect_oom(result):
+    """Check that an arm really died of an out-of-memory error, and show it; an AssertionError otherwise.
+
+    A lab about a failure must not pass when nothing failed.
+    """
+    if result.error is None:
+        raise AssertionError(
+            f"\"{result.label}\" was expected to run out of memory, but it finished with a peak of "
+            f"{mib(result.figures['peak'])}; the budget of {mib(result.budget)} is too large or the failure is gone"
+        )
+    if result.error.kind not in ("oom", "memory"):
+        raise AssertionError(f"\"{result.label}\" was expected to run out of memory, but: {result.error}")
+    return result.error
