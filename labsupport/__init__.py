@@ -11,10 +11,10 @@ _HOME = {
     "meter": ("phase", "reading"),
     "arm": ("run", "ArmSetupError"),
     "result": ("ArmResult", "expect_oom"),
-    "compare": ("compare",),
+    "comparison": ("compare",),
     "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
     "claims": ("verdict", "untestable"),
-    "course": ("choose", "exercise"),
+    "course": ("load_tensorflow", "choose", "exercise"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -1,9 +1,36 @@
-"""The small things that make a notebook a course: the scale of a run and graded exercises."""
+"""The small things that make a notebook a course: a quiet start, the scale of a run, graded exercises."""
 
 import html
+import os
 from contextlib import contextmanager
 
+from labsupport.budget import machine_memory, mib
+
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
+
+
+def load_tensorflow():
+    """`import tensorflow as tf` with a sign of progress, and without the log that it writes while it starts.
+
+    The notebook itself only defines functions and computes shapes; it leaves any GPU to the arms.
+    """
+    print("Loading TensorFlow, a few seconds …", flush=True)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # Compiled code writes to file descriptor 2 directly, before its log level can be set from Python.
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        tf.config.set_visible_devices([], "GPU")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+    devices = f"{len(gpus)} GPU" if gpus else "no GPU"
+    print(f"TensorFlow {tf.__version__}, {os.cpu_count()} cores, {mib(machine_memory())} of memory, {devices}")
+    return tf
 
 
 def choose(scale, quick, full):

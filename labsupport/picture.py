@@ -18,18 +18,33 @@ def style(index):
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
 
 
+def _without_wait(result, curve):
+    """The curve up to its last change, and the seconds that an OOM then only waited (0 if it hardly did).
+
+    TensorFlow waits ten seconds before it raises; drawn to scale, they would squeeze every other curve.
+    """
+    if result.outcome != "OOM" or not curve:
+        return curve, 0.0
+    moved = max((i for i in range(1, len(curve)) if curve[i][1] != curve[i - 1][1]), default=0)
+    wait = result.seconds - curve[moved][0]
+    return (curve[: moved + 1], wait) if wait > 3 else (curve, 0.0)
+
+
 def _curves(axes, results, story):
     """The memory curves of all arms on one pair of axes, with budget line, phases and the point of an OOM."""
     for index, result in enumerate(results):
-        curve = getattr(result, story)
+        curve, wait = getattr(result, story), 0.0
+        if len(results) > 1:
+            curve, wait = _without_wait(result, curve)
         look = style(index)
         if curve:
             axes.plot([t for t, _ in curve], [size / MIB for _, size in curve], label=result.label, lw=2, **look)
         if result.error is not None and result.seconds is not None:
             peak = result.figures["peak" if story == "tensors" else "process_peak"] or 0
-            axes.plot([result.seconds], [peak / MIB], "X", color=look["color"], ms=11, mec="black", zorder=5)
-            axes.annotate(result.outcome, (result.seconds, peak / MIB), xytext=(-8, 6), textcoords="offset points",
-                          ha="right", fontweight="bold")  # fmt: skip
+            at = (result.seconds - wait, peak / MIB)
+            axes.plot(*at, "X", color=look["color"], ms=11, mec="black", zorder=5)
+            text = result.outcome + (f", after {wait:.0f} s of waiting" if wait else "")
+            axes.annotate(text, at, xytext=(10, -4), textcoords="offset points", va="top", fontweight="bold")
     given = {result.budget for result in results if result.budget_given}
     if story == "tensors":
         for budget in given:
@@ -40,8 +55,8 @@ def _curves(axes, results, story):
         for index, phase in enumerate(results[0].phases):
             axes.axvspan(phase.start, phase.end, color="#56B4E9", alpha=0.30 if index % 2 else 0.15, lw=0)
             if len(results[0].phases) <= 8:
-                axes.annotate(phase.name, ((phase.start + phase.end) / 2, 0.985), xycoords=("data", "axes fraction"),
-                              ha="center", va="top", fontsize=8, rotation=0 if len(results[0].phases) < 4 else 90)  # fmt: skip
+                axes.annotate(phase.name, (phase.start, 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0),
+                              textcoords="offset points", va="top", fontsize=8, rotation=90)  # fmt: skip
     axes.set(xlabel="time (s)", ylabel="tensor memory (MiB)" if story == "tensors" else "process memory added (MiB)")
     axes.set_ylim(bottom=0)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.12)

@@ -1,0 +1,40 @@
+# make lab     set up once, then open JupyterLab on the first lab   (make lab ARGS=--no-browser on a server)
+# make test    set up once, then everything that CI runs
+# make labs    write the notebooks from labs/source and run them    (NAMES=01_image_stacking for one)
+# make bench   what measuring costs
+# make newest  the tests with the newest versions in place of the pinned ones, in an environment of their own
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Started as root, as in many containers, Jupyter wants to be told that this is meant.
+ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: lab test labs bench newest
+
+lab: $(READY)
+	$(BIN)/jupyter lab $(ROOT) $(ARGS) $(firstword $(sort $(wildcard labs/[0-9]*.ipynb)))
+
+test: $(READY)
+	$(BIN)/python labs/build.py --check
+	$(BIN)/python -m pytest -n auto --dist loadgroup tests labs $(ARGS)
+
+labs: $(READY)
+	$(BIN)/python labs/build.py --execute $(NAMES)
+
+bench: $(READY)
+	$(BIN)/python tests/bench.py
+
+newest:
+	$(PYTHON) -m venv build/newest
+	sed 's/==[^ ]*//; s/#.*//' requirements.txt > build/newest.txt
+	build/newest/bin/pip install --upgrade -r build/newest.txt -e .
+	build/newest/bin/python -m pytest -n auto --dist loadgroup tests labs $(ARGS)
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make $(MAKECMDGOALS) PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing TensorFlow and JupyterLab: about 1 GB, a few minutes, only this once …"
+	$(BIN)/pip install --progress-bar on -q -r requirements.txt -e .
+	touch $@
