@@ -1,6 +1,7 @@
 # make lab     set up once, then open JupyterLab on the first lab   (make lab ARGS=--no-browser on a server)
 # make test    set up once, then everything that CI runs
 # make labs    write the notebooks from labs/source and run them    (NAMES=01_image_stacking for one)
+# make report  run all labs and write the claims report, build/report.html
 # make bench   what measuring costs
 # make newest  the tests with the newest versions in place of the pinned ones, in an environment of their own
 
@@ -11,17 +12,22 @@ READY := $(VENV)/.ready
 # Started as root, as in many containers, Jupyter wants to be told that this is meant.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab test labs bench newest
+.PHONY: lab test labs report bench newest
 
 lab: $(READY)
-	$(BIN)/jupyter lab $(ROOT) $(ARGS) $(firstword $(sort $(wildcard labs/[0-9]*.ipynb)))
+	$(BIN)/jupyter lab $(ROOT) $(ARGS) --LabApp.news_url= $(firstword $(sort $(wildcard labs/[0-9]*.ipynb)))
 
 test: $(READY)
 	$(BIN)/python labs/build.py --check
+	$(BIN)/python labs/report.py --check
 	$(BIN)/python -m pytest -n auto --dist loadgroup tests labs $(ARGS)
 
 labs: $(READY)
 	$(BIN)/python labs/build.py --execute $(NAMES)
+	$(BIN)/python labs/report.py --readme
+
+report: $(READY)
+	$(BIN)/python labs/report.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python tests/bench.py

@@ -14,7 +14,7 @@ _HOME = {
     "comparison": ("compare",),
     "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
     "claims": ("verdict", "untestable"),
-    "course": ("load_tensorflow", "choose", "exercise"),
+    "course": ("load_tensorflow", "explore", "choose", "exercise"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

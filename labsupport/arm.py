@@ -213,7 +213,10 @@ def _watch(child, result, plot, allowed, timeout):
                 _, zero, process_zero, result.device = item
             elif item[0] == "tensors":
                 result.tensors.append(item[1:])
+            elif item[0] == "phase begins":
+                result.open_phases.append(item[1])
             elif item[0] == "phase":
+                result.open_phases.pop()
                 result.phases.append(item[1])
             elif item[0] == "done":
                 _finish(child, result, *item[1:])

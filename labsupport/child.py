@@ -79,6 +79,7 @@ def main():
 
     device = header["budget"].apply(tf, header["logical_devices"])
     gauge = meter.Meter(tf, device)
+    meter.on_phase_begin = lambda name, seconds: send("phase begins", (name, seconds))
     meter.on_phase = lambda phase: send("phase", phase)
 
     error = value = None

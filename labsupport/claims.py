@@ -45,11 +45,11 @@ def verdict(claim_id, expected, *, tests, figures, because, flips, unit="MiB"):
 
     expected: the verdict that the text around it argues for. Raises VerdictError if the figures say otherwise.
     tests: {what the claim says, in words: expression over the figures' names that is true if it is so}.
-    figures: {name: number or None}, measured in this run. because, flips: one sentence each; why, and when it changes.
+    figures: {name: number, yes or no (bool), text, or None}, all from this run. because, flips: one sentence each; why, and when it changes.
     """
     if claim_id not in claims():
         raise VerdictError(f"there is no claim {claim_id!r}; data/claims.toml has {', '.join(claims())}")
-    figures = {name: None if value is None else round(float(value), 4) for name, value in figures.items()}
+    figures = {name: value if value is None or isinstance(value, (bool, str)) else round(float(value), 4) for name, value in figures.items()}
     found, outcomes = judge(figures, tests)
     if found not in (expected, "not testable here"):
         raise VerdictError(f"{claim_id}: the text says \"{expected}\", but the figures say \"{found}\": {outcomes} with {figures}")
@@ -65,12 +65,18 @@ def untestable(claim_id, *, reason, command):
     _show(claim_id, "not testable here", reason, f"run {command}", {}, {}, {}, "")
 
 
+def _readable(value):
+    if value is None:
+        return "unavailable"
+    return f"{value:,.4g}" if isinstance(value, float) else {True: "yes", False: "no"}.get(value, value)
+
+
 def _show(claim_id, found, because, flips, figures, tests, outcomes, unit):
     from IPython.display import display
 
     claim = claims()[claim_id]["claim"]
     sign, colour = _LOOK[found]
-    numbers = ", ".join(f"{name} = {'unavailable' if value is None else f'{value:,.4g}'}" for name, value in figures.items())
+    numbers = ", ".join(f"{name} = {_readable(value)}" for name, value in figures.items())
     numbers += f" ({unit})" if numbers and unit else ""
     lines = [f"{'yes' if outcomes[words] else 'no'}: {words} ({tests[words]})" for words in outcomes]
     text = "\n".join([f"{claim_id} {sign} {found}: \"{claim}\"", because, *lines, f"Measured: {numbers}", f"When it changes: {flips}"])

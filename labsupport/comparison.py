@@ -49,7 +49,7 @@ class Comparison:
                     "at the end MiB": result.end_mib,
                     "process peak MiB": result.process_peak_mib,
                     "time s": result.seconds,
-                    "× smaller than the first": base / peak if base and peak else None,
+                    "× smaller than the first": base / peak if base and peak and result.ok else None,
                     "value": _short(result.value),
                 }
             )
@@ -61,10 +61,11 @@ class Comparison:
 
     def _readable(self):
         frame = self.frame.astype(object)
+        died = [not result.ok for result in self.results]
         for column, digits in (("peak MiB", 1), ("at the end MiB", 1), ("process peak MiB", 1), ("time s", 2), ("× smaller than the first", 2)):
             frame[column] = [
-                "unavailable" if pd.isna(x) else f"{x:,.{digits}f}" + ("+" if column == "peak MiB" and outcome == "OOM" else "")
-                for x, outcome in zip(frame[column], frame["outcome"])
+                ("–" if dead else "unavailable") if pd.isna(x) else f"{x:,.{digits}f}" + ("+" if dead and "peak" in column else "")
+                for x, dead in zip(frame[column], died)
             ]
         return frame if frame["value"].any() else frame.drop(columns="value")
 
@@ -73,8 +74,8 @@ class Comparison:
 
         data, metadata = bundle(compare_figure(self.results, self.story), "Side by side\n" + self.text)
         display(data, metadata=metadata, raw=True)
-        note = "<small>+ : the arm died here; it wanted more.</small>" if any(r.outcome == "OOM" for r in self.results) else ""
-        display(HTML(self._readable().to_html(border=0) + note))
+        note = "" if all(r.ok for r in self.results) else "<small>+ : it did not finish; it wanted more.</small>"
+        display(HTML(self._readable().to_html(border=0, index_names=False) + note))
 
     def __str__(self):
         return self.text

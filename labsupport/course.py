@@ -1,8 +1,9 @@
 """The small things that make a notebook a course: a quiet start, the scale of a run, graded exercises."""
 
 import html
+import io
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from labsupport.budget import machine_memory, mib
 
@@ -31,6 +32,28 @@ def load_tensorflow():
     devices = f"{len(gpus)} GPU" if gpus else "no GPU"
     print(f"TensorFlow {tf.__version__}, {os.cpu_count()} cores, {mib(machine_memory())} of memory, {devices}")
     return tf
+
+
+def show_widget(widget, text):
+    """Display a widget; a saved notebook that has not been run yet shows the text in its place."""
+    from IPython.display import display
+
+    display({**widget._repr_mimebundle_(), "text/plain": text}, raw=True)
+
+
+def explore(function, **sliders):
+    """Call function again whenever a slider moves: ipywidgets.interactive, with its first printout kept as text.
+
+    sliders: name=(least, most, step), as for ipywidgets.interact. The first values are the function's defaults.
+    """
+    import ipywidgets
+
+    first = io.StringIO()
+    with redirect_stdout(first):
+        function()
+    widget = ipywidgets.interactive(function, **sliders)
+    widget.update()
+    show_widget(widget, first.getvalue() + "(run this cell to move the sliders)")
 
 
 def choose(scale, quick, full):

@@ -12,6 +12,7 @@ import time
 from matplotlib.ticker import MaxNLocator
 
 from labsupport.budget import MIB, mib
+from labsupport.meter import Phase
 
 REDRAW_SECONDS = 0.3
 _W, _H, _LEFT, _BOTTOM, _TOP = 720, 240, 62, 34, 14
@@ -40,7 +41,8 @@ def svg(result, elapsed):
         f'<svg viewBox="0 0 {_W} {_H}" width="100%" style="max-width:{_W}px;color:{_INK}" role="img" '
         f'aria-label="{html.escape(label)}" font-family="sans-serif" font-size="12" fill="currentColor">'
     ]
-    for index, phase in enumerate(result.phases):
+    running = [Phase(name, start, elapsed, None, None) for name, start in result.open_phases]
+    for index, phase in enumerate(result.phases + running):
         out.append(
             f'<rect x="{x(phase.start):.1f}" y="{_TOP}" width="{max(x(phase.end) - x(phase.start), 0.5):.1f}" '
             f'height="{floor - _TOP}" fill="#56B4E9" opacity="{0.35 if index % 2 else 0.18}">'
@@ -66,7 +68,7 @@ def svg(result, elapsed):
     if result.budget_given:
         out.append(
             f'<line x1="{_LEFT}" x2="{_W - 10}" y1="{y(result.budget):.1f}" y2="{y(result.budget):.1f}" '
-            f'stroke="#C00000" stroke-width="1.5" stroke-dasharray="7 4"/>'
+            f'stroke="#E03C31" stroke-width="1.5" stroke-dasharray="7 4"/>'
             f'<text x="{_W - 12}" y="{y(result.budget) - 4:.1f}" text-anchor="end">budget {mib(result.budget)}</text>'
         )
     return "".join(out) + "</svg>"

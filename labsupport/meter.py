@@ -124,6 +124,7 @@ class Meter:
     @contextmanager
     def phase(self, name):
         begin = time.monotonic() - self.zero
+        on_phase_begin(name, begin)
         self.tensors_peak()  # fold the peak so far into the total before the counter is reset
         if self.tensors_zero is not None:
             self.tf.config.experimental.reset_memory_stats(self.device)
@@ -156,7 +157,11 @@ class Meter:
 active: Meter | None = None  # the meter of this process, when it runs an arm
 
 
-def on_phase(phase):  # replaced in the child, which reports phases to the parent as they end
+def on_phase_begin(name, seconds):  # these two are replaced in the child, which reports phases to the parent
+    pass
+
+
+def on_phase(phase):
     pass
 
 

@@ -49,8 +49,8 @@ def _curves(axes, results, story):
     if story == "tensors":
         for budget in given:
             axes.axhline(budget / MIB, color=BUDGET, lw=1.5, ls=(0, (6, 3)))
-            axes.annotate(f"budget {budget / MIB:.0f} MiB", (0.01, budget / MIB), xycoords=("axes fraction", "data"),
-                          va="bottom", color=BUDGET)  # fmt: skip
+            axes.annotate(f"budget {budget / MIB:.0f} MiB", (0.99, budget / MIB), xycoords=("axes fraction", "data"),
+                          va="bottom", ha="right", color=BUDGET)  # fmt: skip
     if len(results) == 1:
         for index, phase in enumerate(results[0].phases):
             axes.axvspan(phase.start, phase.end, color="#56B4E9", alpha=0.30 if index % 2 else 0.15, lw=0)

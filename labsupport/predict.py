@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from labsupport.budget import MIB
+from labsupport.course import show_widget
 
 # State a parameter, as a multiple of the weights (Keras optimizers of the same names, default arguments).
 SLOTS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}
@@ -89,7 +90,7 @@ def predicted_vs_measured(**pairs):
         rows[name.replace("_", " ")] = {
             "predicted MiB": round(predicted, 1),
             "measured MiB": "unavailable" if measured is None else round(measured, 1),
-            "error %": "unavailable" if error is None else f"{error:+.1f}",
+            "error %": "unavailable" if error is None else f"{round(error, 1) + 0:+.1f}",
         }
     return pd.DataFrame(rows).T
 
@@ -99,11 +100,10 @@ class Guess:
 
     def __init__(self, question, given):
         import ipywidgets
-        from IPython.display import display
 
         style = {"description_width": "initial"}
         self._box = ipywidgets.FloatText(value=given, description="My guess (MiB):", style=style)
-        display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{question}</b>"), self._box]))
+        show_widget(ipywidgets.VBox([ipywidgets.HTML(f"<b>{question}</b>"), self._box]), f"{question} (run this cell to enter a guess)")
 
     @property
     def mib(self):

@@ -55,6 +55,7 @@ class ArmResult:
     figures: bytes over the level at the arm's start, by name (see SOURCES); None means unavailable.
     tensors, process: the sampled curves as [(seconds, bytes)]; they show the way, the figures are exact.
     phases: the finished `with phase(...)` blocks, in order of their end, each with peak and held bytes.
+    open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
     """
 
     label: str
@@ -67,6 +68,7 @@ class ArmResult:
     tensors: list = field(default_factory=list)
     process: list = field(default_factory=list)
     phases: list = field(default_factory=list)
+    open_phases: list = field(default_factory=list)
     device: str = ""
     output: str = ""
 

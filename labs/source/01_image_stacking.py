@@ -11,7 +11,7 @@
 # |---|---|
 # | Time | about 2 minutes to run, 25 to work through |
 # | Memory | below 2 GiB, Python and TensorFlow included |
-# | Claims judged | C01, C30 |
+# | Claims judged | C01 |
 #
 # Every run below happens in a process of its own under a memory budget. When it runs out of memory, nothing else does.
 
@@ -22,10 +22,8 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 # %%
 from pathlib import Path
 
-import ipywidgets
-
 from labsupport import (
-    choose, compare, exercise, expect_oom, guess, load_tensorflow, phase, predicted_vs_measured, run, tensor_mib, verdict,
+    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, run, tensor_mib, verdict,
 )  # fmt: skip
 
 tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
@@ -160,7 +158,7 @@ def crossing(images=400, batch=32, batches_in_flight=3):
     print(f"eager {eager:7.1f} MiB   stream {stream:7.1f} MiB   {'the stream' if stream < eager else 'the list'} is smaller (predicted)")
 
 
-ipywidgets.interact(crossing, images=(8, 1000, 8), batch=(8, 128, 8), batches_in_flight=(1, 10));
+explore(crossing, images=(8, 1000, 8), batch=(8, 128, 8), batches_in_flight=(1, 10, 1))
 
 # %% [markdown]
 # ## Verdict
