@@ -1,0 +1,162 @@
+"""In a real browser: JupyterLab runs lab 01, its plot moves while the cell runs, and Stop ends an endless run."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SWITCHES = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PLOT = "svg[aria-label^='Live memory plot']"
+STOP = "button:has-text('Stop this run')"
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def chromium():
+    """The path of the system's browser. Without one the test is skipped; in CI, which installs one, it fails."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        missing = "no Chromium found: install Debian's package `chromium` to run the browser tests"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    return found
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A copy of what the labs need, so that JupyterLab saves nothing into the committed notebooks."""
+    folder = tmp_path_factory.mktemp("course")
+    (folder / "labs").mkdir()
+    (folder / "data").symlink_to(ROOT / "data")
+    lab = nbformat.read(ROOT / "labs" / "01_image_stacking.ipynb", as_version=4)
+    for cell in lab.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    nbformat.write(lab, folder / "labs" / "01_image_stacking.ipynb")
+    endless = nbformat.v4.new_notebook(metadata=lab.metadata)
+    endless.cells = [
+        nbformat.v4.new_code_cell(
+            "from labsupport import run\n\ndef endless():\n    import time\n    while True:\n        time.sleep(0.1)\n\n"
+            "run(endless).outcome"
+        )
+    ]
+    nbformat.write(endless, folder / "labs" / "endless.ipynb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(course):
+    """(process, address, token) of a JupyterLab of its own, which sends no request to the outside."""
+    browser = chromium()  # before the slow part
+    settings = course / "settings" / "@jupyterlab" / "notebook-extension"
+    settings.mkdir(parents=True)
+    # Keep every cell in the page, also those that are scrolled out of sight.
+    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+    environment = {
+        **os.environ,
+        "JUPYTER_TOKEN": "browser-test",
+        "JUPYTERLAB_SETTINGS_DIR": str(course / "settings"),
+        "JUPYTER_CONFIG_DIR": str(course / "config"),
+        "JUPYTER_RUNTIME_DIR": str(course / "runtime"),
+    }
+    log = course / "server.log"
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+        "--LabApp.news_url=", f"--ServerApp.root_dir={course}",
+    ]  # fmt: skip
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, cwd=course, env=environment, stdout=stream, stderr=stream)
+    try:
+        address = wait_for(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), 60, "JupyterLab's address")[0]
+        yield process, address, browser
+    finally:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        process.terminate()
+        psutil.wait_procs(family, timeout=10)
+        for left in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+
+
+@pytest.fixture
+def page(server):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=server[2], headless=True, args=SWITCHES)
+        page = browser.new_page(viewport={"width": 1200, "height": 1600})
+        page.set_default_timeout(60_000)
+        yield page
+        browser.close()
+
+
+def wait_for(condition, seconds, what):
+    """The first true value of condition(); fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    pytest.fail(f"{what}: not seen within {seconds} s")
+
+
+def open_notebook(page, server, name):
+    page.goto(f"{server[1]}lab/tree/labs/{name}?token=browser-test&reset")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+
+
+def prompt(cell):
+    return cell.locator(".jp-InputPrompt").inner_text().strip()
+
+
+def start_cell(page, cell):
+    """Run a cell as a person does; again if JupyterLab, still loading, did not take the keys."""
+    for _ in range(20):
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(1500)
+        if prompt(cell) != "[ ]:":
+            return
+    pytest.fail(f"the cell does not start; its prompt is {prompt(cell)!r}")
+
+
+def finished(cell):
+    return re.fullmatch(r"\[\d+\]:", prompt(cell))
+
+
+def arms(server):
+    """The processes of arms that the kernels of this server have started."""
+    found = []
+    for process in psutil.Process(server[0].pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "labsupport.child" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def test_stop_ends_an_endless_run(page, server):
+    open_notebook(page, server, "endless.ipynb")
+    cell = page.locator(".jp-CodeCell").first
+    start_cell(page, cell)
+    page.wait_for_selector(PLOT)
+    assert arms(server), "the plot is there, but no process of an arm"
+    page.locator(STOP).focus()  # by keyboard, which shows that the button can be reached without a mouse
+    assert page.evaluate("document.activeElement.textContent").strip() == "Stop this run"
+    began = time.monotonic()
+    page.keyboard.press("Enter")
+    wait_for(lambda: finished(cell), 10, "the end of the stopped cell")
+    assert time.monotonic() - began < 3
+    assert not arms(server)
+    assert "stopped" in cell.locator(".jp-OutputArea").inner_text()
