@@ -1,0 +1,75 @@
+"""How the tests run side by side, and what nbval needs on top to run the labs."""
+
+import os
+import time
+from queue import Empty
+
+import psutil
+import pytest
+from nbval.kernel import RunningKernel
+from nbval.plugin import IPyNbCell
+
+from labsupport.budget import machine_memory
+from labsupport.course import EXERCISE_MIME
+
+_LOOK_SECONDS = 1
+_ONE_WORKER = 3 * 2**30  # a kernel and an arm with TensorFlow each, and the largest budget in the tests
+
+
+def pytest_xdist_auto_num_workers(config):
+    """For `-n auto`. One more than cores, since an arm that runs out of memory sleeps for ten seconds."""
+    free = min(psutil.virtual_memory().available, machine_memory())
+    return max(1, min((os.cpu_count() or 1) + 1, free // _ONE_WORKER))
+
+
+def pytest_configure(config):
+    # A conftest's hooks see only the items of its own folder; as a plugin they see the notebooks in labs/ too.
+    config.pluginmanager.register(NotebookRuns())
+
+
+class NotebookRuns:
+    """Keeps each notebook in one worker, and checks that the exercises of an unsolved lab fail helpfully."""
+
+    def pytest_collection_modifyitems(self, items):
+        for item in items:
+            if isinstance(item, IPyNbCell):
+                item.add_marker(pytest.mark.xdist_group(item.parent.path.stem))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        result = yield
+        if isinstance(item, IPyNbCell):
+            committed, now = _exercises(item.cell.outputs), _exercises(item.test_outputs)
+            assert [e["number"] for e in now] == [e["number"] for e in committed], "other exercises than in the committed notebook"
+            for facts in now:
+                assert not facts["passed"], f"exercise {facts['number']} passes although nobody has solved it"
+                assert facts["reason"] and facts["hint"], f"exercise {facts['number']} fails without telling why, or without a hint"
+        return result
+
+
+def _exercises(outputs):
+    return [output["data"][EXERCISE_MIME] for output in outputs if EXERCISE_MIME in output.get("data", {})]
+
+
+# nbval waits for a dead kernel until the cell's time is up. Look every second whether it lives.
+_get_message, _execute = RunningKernel.get_message, RunningKernel.execute_cell_input
+
+
+def _get_message_or_die(self, stream, timeout=None):
+    end = time.monotonic() + (float("inf") if timeout is None else timeout)
+    while True:
+        try:
+            return _get_message(self, stream, timeout=min(_LOOK_SECONDS, max(end - time.monotonic(), 0)))
+        except Empty:
+            if not self.is_alive():
+                raise RuntimeError(f"the kernel died while it ran this cell:\n{getattr(self, 'running', '(starting)')}") from None
+            if time.monotonic() >= end:
+                raise
+
+
+def _execute_and_remember(self, cell_input, allow_stdin=None):
+    self.running = cell_input
+    return _execute(self, cell_input, allow_stdin=allow_stdin)
+
+
+RunningKernel.get_message, RunningKernel.execute_cell_input = _get_message_or_die, _execute_and_remember
