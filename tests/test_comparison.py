@@ -1,0 +1,52 @@
+"""Side by side: ratios, the table, and what is refused."""
+
+import pytest
+
+from labsupport import compare
+from labsupport.budget import MIB
+from labsupport.result import ArmError, ArmResult
+
+
+def arm(label, peak, error=None):
+    result = ArmResult(label, 256 * MIB, True, value=1.23456, error=error, seconds=2.0, device="CPU:0")
+    result.figures = {"peak": peak and peak * MIB, "end": 0, "process_peak": 300 * MIB, "process_end": None}
+    result.tensors = [(0.0, 0), (1.0, (peak or 0) * MIB)]
+    return result
+
+
+def test_ratio_and_table():
+    died = arm("died", 200, ArmError("oom", "no room"))
+    both = compare(arm("list", 100), arm("stream", 25), died)
+    assert both.ratio("list", "stream") == 4
+    assert list(both.frame["× smaller than the first"])[:2] == [1, 4]
+    rows = both.text.splitlines()
+    assert "200.0+" in next(row for row in rows if row.startswith("died")), "a peak cut short must not look like a need"
+    assert compare(arm("list", 100), arm("stream", 25), story="process").ratio("list", "stream") == 1
+
+
+def test_an_unavailable_figure_stays_so():
+    both = compare(arm("list", 100), arm("stream", None))
+    assert both.ratio("list", "stream") is None
+    assert "unavailable" in both.text
+
+
+def test_the_picture_has_the_table_as_its_text(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
+    both = compare(arm("list", 100), arm("stream", 25))
+    both._ipython_display_()
+    data, more = shown[0]
+    assert both.text in data["text/plain"] and both.text in more["metadata"]["image/png"]["alt"]
+
+
+def test_refusals_say_what_to_write():
+    with pytest.raises(ValueError, match=r"compare\(failure, fix\)"):
+        compare(arm("list", 1))
+    with pytest.raises(ValueError, match="give run\\(..., label=...\\)"):
+        compare(arm("list", 1), arm("list", 2))
+    with pytest.raises(ValueError, match='"tensors" or "process"'):
+        compare(arm("list", 1), arm("stream", 2), story="time")
+    with pytest.raises(ValueError, match="stream: stopped before the end; run that cell again"):
+        compare(arm("list", 1), arm("stream", 2, ArmError("stopped", "you stopped it")))
+    with pytest.raises(KeyError, match="no arm is labelled 'steam'; there are 'list', 'stream'"):
+        compare(arm("list", 1), arm("stream", 2)).ratio("list", "steam")
