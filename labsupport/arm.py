@@ -218,6 +218,8 @@ def _watch(child, result, plot, allowed, timeout):
             elif item[0] == "phase":
                 result.open_phases.pop()
                 result.phases.append(item[1])
+                if item[1].held is not None:  # an exact point of the curve
+                    result.tensors.append((item[1].end, item[1].held))
             elif item[0] == "done":
                 _finish(child, result, *item[1:])
                 return
@@ -287,11 +289,11 @@ def _is_own(name):
 
 
 def _place(name):
-    """The file of a frame as a learner knows it: "Cell In[4]" for a notebook cell, else the path."""
+    """The file of a frame as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on."""
     try:
         from IPython import get_ipython
 
         known = get_ipython().compile.format_code_name(name)
     except (ImportError, AttributeError):
         known = None
-    return " ".join(known) if known else name
+    return " ".join(known) if known else name.split("-packages/")[-1]

@@ -48,7 +48,7 @@ def svg(result, elapsed):
             f'height="{floor - _TOP}" fill="#56B4E9" opacity="{0.35 if index % 2 else 0.18}">'
             f"<title>{html.escape(phase.name)}</title></rect>"
         )
-        if len(result.phases) <= 8:
+        if phase.end - phase.start > 0.1 * end:
             out.append(f'<text x="{x(phase.start) + 3:.1f}" y="{_TOP + 12}">{html.escape(phase.name)}</text>')
     for tick in MaxNLocator(5).tick_values(0, top):
         if 0 <= tick <= top:
@@ -116,7 +116,7 @@ class NotebookPlot:
         self._drawn = 0.0
         self._plot = ipywidgets.HTML()
         self._status = ipywidgets.HTML("starting a fresh Python process with TensorFlow …")
-        button = ipywidgets.Button(description="Stop this run", icon="stop", tooltip="End the process of this run now")
+        button = ipywidgets.Button(description="Stop this run", icon="stop", tooltip="End the process of this run now; interrupting the kernel (I, I) does it too")
         # The kernel is busy with this cell; JupyterLab 4.4+ delivers the click through a subshell thread.
         button.on_click(lambda _: self._stop.set())
         row = ipywidgets.HBox([button, self._status])

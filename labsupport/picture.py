@@ -32,6 +32,7 @@ def _without_wait(result, curve):
 
 def _curves(axes, results, story):
     """The memory curves of all arms on one pair of axes, with budget line, phases and the point of an OOM."""
+    crosses = []
     for index, result in enumerate(results):
         curve, wait = getattr(result, story), 0.0
         if len(results) > 1:
@@ -39,12 +40,14 @@ def _curves(axes, results, story):
         look = style(index)
         if curve:
             axes.plot([t for t, _ in curve], [size / MIB for _, size in curve], label=result.label, lw=2, **look)
-        if result.error is not None and result.seconds is not None:
-            peak = result.figures["peak" if story == "tensors" else "process_peak"] or 0
-            at = (result.seconds - wait, peak / MIB)
-            axes.plot(*at, "X", color=look["color"], ms=11, mec="black", zorder=5)
-            text = result.outcome + (f", after {wait:.0f} s of waiting" if wait else "")
-            axes.annotate(text, at, xytext=(10, -4), textcoords="offset points", va="top", fontweight="bold")
+        if result.error is not None and curve:
+            crosses.append((*curve[-1], look["color"], result.outcome + (f", after {wait:.0f} s of waiting" if wait else "")))
+    right = axes.get_xlim()[1]
+    for seconds, size, colour, text in crosses:
+        axes.plot(seconds, size / MIB, "X", color=colour, ms=11, mec="black", zorder=5)
+        late = seconds > 0.5 * right
+        axes.annotate(text, (seconds, size / MIB), xytext=(-10 if late else 10, -6), textcoords="offset points", va="top",
+                      ha="right" if late else "left", fontweight="bold")  # fmt: skip
     given = {result.budget for result in results if result.budget_given}
     if story == "tensors":
         for budget in given:
@@ -54,7 +57,7 @@ def _curves(axes, results, story):
     if len(results) == 1:
         for index, phase in enumerate(results[0].phases):
             axes.axvspan(phase.start, phase.end, color="#56B4E9", alpha=0.30 if index % 2 else 0.15, lw=0)
-            if len(results[0].phases) <= 8:
+            if phase.end - phase.start > 0.05 * axes.get_xlim()[1]:  # narrower, and the names would overlap
                 axes.annotate(phase.name, (phase.start, 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0),
                               textcoords="offset points", va="top", fontsize=8, rotation=90)  # fmt: skip
     axes.set(xlabel="time (s)", ylabel="tensor memory (MiB)" if story == "tensors" else "process memory added (MiB)")

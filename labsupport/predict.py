@@ -48,10 +48,10 @@ class StepPrediction:
 def predict_step(model, batch, optimizer="adam", training=True, graph=True):
     """Predict the peak of one step of a built, sequential Keras model in float32 from its shapes alone.
 
-    Weights, gradients and slots are exact multiples of the parameter count. For the backward pass every layer's
-    output is kept. On its way back the peak is at the layer where the outputs still kept, plus the gradient of
-    that layer's output, plus the gradient behind its activation, are largest; a graph computes a dense layer's
-    second gradient in the first one's place. Where weights outweigh activations the peak is in the update instead,
+    Weights and slots are exact multiples of the parameter count. For the backward pass every layer's
+    output is kept. On its way back the peak is at the layer where the outputs still kept, the weight gradients
+    computed so far, the gradient of that layer's output and the one behind its activation are largest together; a
+    graph computes a dense layer's second gradient in the first one's place. Where weights outweigh activations the peak is in the update instead,
     with its intermediates of the largest weight's size. Inference holds a layer's input, its output and one intermediate.
 
     graph: the step runs inside a tf.function. Raises ValueError for layers whose rule is not known here.
@@ -74,12 +74,16 @@ def predict_step(model, batch, optimizer="adam", training=True, graph=True):
         before = np.concatenate([[0.0], outputs[:-1]])
         return StepPrediction({"weights": weights, "input": inputs, "largest pair of layers": float(max(before + 2 * outputs))}, layers)
     passing = np.where((layers["kind"] == "Dense").to_numpy() & graph, 1, 2) * outputs
-    at = int(np.argmax(np.cumsum(outputs) + passing))
-    backward = {"activations kept": float(outputs[: at + 1].sum()), "gradients of activations": float(passing[at])}
+    sizes = layers["weights MiB"].to_numpy()
+    so_far = sizes[::-1].cumsum()[::-1] - sizes  # gradients of the layers behind each one are there already
+    kept = outputs.cumsum()
+    at = int(np.argmax(kept + passing + so_far))
+    backward = {"gradients": so_far[at], "activations kept": kept[at], "gradients of activations": passing[at]}
     largest = max(tensor_mib(weight.shape) for weight in model.trainable_variables)
-    update = {"intermediates of the update": largest * (1 if graph else _UPDATE[optimizer])}
-    state = {"weights": weights, "gradients": weights, "optimizer slots": weights * SLOTS[optimizer], "input": inputs}
-    return StepPrediction({**state, **max(backward, update, key=lambda parts: sum(parts.values()))}, layers)
+    update = {"gradients": weights, "intermediates of the update": largest * (1 if graph else _UPDATE[optimizer])}
+    worst = max(backward, update, key=lambda parts: sum(parts.values()))
+    state = {"weights": weights, "optimizer slots": weights * SLOTS[optimizer], "input": inputs}
+    return StepPrediction({**state, **{name: float(size) for name, size in worst.items()}}, layers)
 
 
 def predicted_vs_measured(**pairs):

@@ -19,7 +19,7 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class ArmError:
     """Why an arm did not return. kind: oom, memory, exception, killed, timeout, stopped or unpicklable.
 
@@ -37,6 +37,8 @@ class ArmError:
         place = f" at {self.frames[-1][0]}, line {self.frames[-1][1]}: {self.frames[-1][2]}" if self.frames else ""
         return self.message + place
 
+    __repr__ = __str__
+
     def _repr_html_(self):
         rows = "".join(f"<br><code>{html.escape(f'{p}, line {n}: {text}')}</code>" for p, n, text in self.frames)
         folds = "".join(
@@ -47,7 +49,7 @@ class ArmError:
         return f"<div><b>{html.escape(self.message)}</b>{rows}{folds}</div>"
 
 
-@dataclass
+@dataclass(repr=False)
 class ArmResult:
     """One measured run of one function.
 
