@@ -1,0 +1,62 @@
+"""Where a counter cannot be read, the figure is None. Known bytes are measured in test_arm.py."""
+
+import pytest
+
+from labsupport import meter, phase, reading
+
+
+class NoStatistics:
+    """A stand-in for TensorFlow with an allocator that keeps no statistics."""
+
+    class errors:
+        OpError = RuntimeError
+
+    class config:
+        class experimental:
+            @staticmethod
+            def get_memory_info(device):
+                raise ValueError("no statistics")
+
+
+def refused(*_, **__):
+    raise FileNotFoundError("no /proc here")
+
+
+@pytest.fixture
+def no_proc(monkeypatch):
+    monkeypatch.setattr(meter.Path, "read_text", refused)
+    monkeypatch.setattr(meter.Path, "write_text", refused)
+
+
+def test_without_proc_a_peak_hidden_by_an_earlier_one_is_unavailable(no_proc):
+    assert meter.process_status("VmHWM") is None
+    b"x" * 200_000_000  # the mark that getrusage keeps for the life of the process
+    gauge = meter.Meter(NoStatistics, "CPU:0")
+    gauge.start()
+    assert gauge.process_peak() is None
+    b"x" * 600_000_000
+    assert gauge.process_peak() == pytest.approx(600e6, rel=0.1)
+
+
+def test_without_any_high_water_mark_the_peak_is_unavailable(no_proc, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "resource", None)  # as on Windows
+    gauge = meter.Meter(NoStatistics, "CPU:0")
+    gauge.start()
+    assert gauge.process_peak() is None
+
+
+def test_without_statistics_tensors_are_unavailable_in_phases_too(monkeypatch):
+    seen = []
+    monkeypatch.setattr(meter, "on_phase", seen.append)
+    gauge = meter.Meter(NoStatistics, "CPU:0")
+    gauge.start()
+    with gauge.phase("one"):
+        pass
+    assert (gauge.tensors_now(), gauge.tensors_peak()) == (None, None)
+    assert (seen[0].name, seen[0].peak, seen[0].held) == ("one", None, None)
+
+
+def test_outside_an_arm_a_phase_does_nothing_and_a_reading_is_unavailable():
+    with phase("one"):
+        now = reading()
+    assert (now.tensors_mib, now.process_mib) == (None, None)
