@@ -6,6 +6,7 @@ import io
 import linecache
 import os
 import pickle
+import re
 import selectors
 import shutil
 import signal
@@ -28,6 +29,7 @@ from labsupport.child import named_code
 from labsupport.meter import SAMPLE_SECONDS
 from labsupport.result import ArmError, ArmResult, explain_oom
 
+_ROOT = Path(__file__).parents[1]
 _TEMP_PREFIX = "labsupport-"
 _LOG_BYTES = 2 * MIB
 # Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact.
@@ -136,7 +138,7 @@ class _Child:
 
     def __init__(self, header, job, environment):
         receive, send = os.pipe()
-        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")])
+        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), environment.get("PYTHONPATH", "")])
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "labsupport.child", str(send)],
@@ -275,17 +277,25 @@ def _finish(child, result, seconds, figures, packed, error):
     kind = kinds.get(error["type"], "exception")
     message = error["message"] if kind == "unpicklable" else f"{error['type']}: {error['message']}"
     if kind == "oom":
-        message = explain_oom(error["message"], error["in_use"], result.budget)
+        message = explain_oom(error["message"], child.log_text(), result.budget)
     elif kind == "memory":
         message = f"Out of memory outside TensorFlow's allocator ({error['message'] or 'MemoryError'}): the process may add no more"
-    frames = [(_place(name), line, linecache.getline(name, line).strip()) for name, line, _ in error["frames"] if _is_own(name)]
-    whole = "".join(f'  {_place(name)}, line {line}, in {scope}\n    {linecache.getline(name, line).strip()}\n' for name, line, scope in error["frames"])
-    result.error = ArmError(kind, message, frames, whole + f"{error['type']}: {error['message']}", child.log_text())
+    calls = [(name, int(line)) for name, line, _ in error["frames"]]
+    # An error inside a graph arrives where the graph was called; its text tells where the operation was written.
+    calls += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', error["message"])]
+    frames = [(_place(name), line, _source(name, line)) for name, line in calls if _is_own(name)]
+    text = re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', error["message"])
+    stack = "".join(f"  {_place(name)}, line {line}, in {scope}\n    {_source(name, line)}\n" for name, line, scope in error["frames"])
+    result.error = ArmError(kind, message, frames, f"{stack}{error['type']}: {text}", child.log_text())
+
+
+def _source(name, line):
+    return linecache.getline(name, line).strip()
 
 
 def _is_own(name):
     """Whether a frame is the learner's code rather than a library's."""
-    return not any(part in name for part in ("site-packages", "dist-packages", os.path.dirname(ast.__file__)))
+    return not any(part in name for part in ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(ast.__file__)))
 
 
 def _place(name):
@@ -296,4 +306,4 @@ def _place(name):
         known = get_ipython().compile.format_code_name(name)
     except (ImportError, AttributeError):
         known = None
-    return " ".join(known) if known else name.split("-packages/")[-1]
+    return " ".join(known) if known else name.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep)

@@ -10,8 +10,7 @@ import psutil
 MIB = 2**20
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": MIB, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SMALLEST = 16 * MIB
-# The allocator takes a first small region for itself (2 MiB) before it can reserve one block of the
-# budget's size; without this allowance that block would not fit.
+# The allocator's first region, for the first small tensor. What is left of the budget can be reserved as one.
 _FIRST_REGION_MIB = 2
 
 
@@ -80,7 +79,7 @@ class Budget:
         """
         return {
             "TF_CPU_ALLOCATOR_USE_BFC": "1",
-            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(-(-self.tensors // MIB) + _FIRST_REGION_MIB),
+            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(self.tensors // MIB),
             "TF_CPP_MIN_LOG_LEVEL": "0",  # the allocator's dump after an OOM is logged as information
         }
 
@@ -96,10 +95,10 @@ class Budget:
             split = [tf.config.LogicalDeviceConfiguration() for _ in range(logical_devices)]
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
         if not gpus:
-            # Reserve the whole budget as one region, as a GPU does by default. Otherwise regions grow by
+            # Reserve the budget as one region, as a GPU does by default. Otherwise regions grow by
             # doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs no memory.
             with tf.device("CPU:0"):
-                tf.raw_ops.Empty(shape=[limit_mib * MIB // 16], dtype=tf.complex128)
+                tf.raw_ops.Empty(shape=[(limit_mib - _FIRST_REGION_MIB) * MIB // 16], dtype=tf.complex128)
         self._limit_process()
         return "GPU:0" if gpus else "CPU:0"
 

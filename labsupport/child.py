@@ -51,9 +51,7 @@ def _die_with_parent(lifeline):
 def _describe(error):
     frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
     own = [f for f in frames if not f[0].startswith(os.path.dirname(__file__))]
-    # Read before the frames, and with them the failed function's tensors, are let go.
-    in_use = meter.active.tensors_now() if meter.active else None
-    return {"type": type(error).__name__, "message": str(error), "frames": own, "in_use": in_use}
+    return {"type": type(error).__name__, "message": str(error), "frames": own}
 
 
 def main():
@@ -109,7 +107,6 @@ def main():
             "message": f"the arm finished, but its return value ({type(value).__name__}) cannot be sent back "
             f"({caught}); return numbers, strings or NumPy arrays",
             "frames": [],
-            "in_use": None,
         }
     sys.stdout.flush()
     send("done", seconds, figures, packed, error)

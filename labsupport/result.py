@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from labsupport.budget import MIB, mib
+from labsupport.budget import MIB, mib, parse_size
 
 SOURCES = {
     "peak": "allocator counter (get_memory_info)",
@@ -126,13 +126,16 @@ class ArmResult:
         return self
 
 
-def explain_oom(message, in_use, budget):
-    """One readable sentence from TensorFlow's message: which tensor, its bytes, what was in use, the budget."""
+def explain_oom(message, log, budget):
+    """One readable sentence from TensorFlow's message and the allocator's dump: which tensor, its bytes, what was in use."""
     found = re.search(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)", message)
-    op = re.search(r"\[Op:(\w+)\]", message) or re.search(r"\{\{node ([^}]+)\}\}", message)
+    op = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
     where = f" in {op[1]}" if op else ""
     if not found:
         return f"Out of memory{where}: " + message.strip().splitlines()[0]
+    # Only the dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
+    dumped = re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", log)
+    in_use = parse_size(dumped[-1]) if dumped else None
     shape, dtype = [int(n) for n in found[1].split(",") if n], found[2]
     size = math.prod(shape) * _DTYPE_BYTES[dtype] if dtype in _DTYPE_BYTES else None
     return (
