@@ -9,8 +9,8 @@ class KernelDied(RuntimeError):
     """The kernel of a notebook ended; the message names the cell that it was running."""
 
 
-def run_notebook(path, folder, cell_seconds=180, **parameters):
-    """The executed copy of a notebook, run where the original lies; the copy is written into `folder`.
+def run_notebook(path, folder, cwd, cell_seconds=180, **parameters):
+    """The executed copy of a notebook, run in `cwd`; the copy is written into `folder`.
 
     Raises ValueError for an unknown parameter, before anything runs, and KernelDied.
     """
@@ -21,7 +21,7 @@ def run_notebook(path, folder, cell_seconds=180, **parameters):
     copy = folder / path.name
     try:
         papermill.execute_notebook(
-            path, copy, parameters, cwd=path.parent, kernel_name="python3", execution_timeout=cell_seconds, progress_bar=False
+            path, copy, parameters, cwd=cwd, kernel_name="python3", execution_timeout=cell_seconds, progress_bar=False
         )
     except DeadKernelError as error:
         started = [cell for cell in nbformat.read(copy, as_version=4).cells if cell.metadata.papermill.start_time]

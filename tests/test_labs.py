@@ -1,0 +1,110 @@
+"""The labs as they are committed, and their solutions as they run. The labs themselves are run by nbval."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from notebooks import run_notebook
+
+from labsupport.claims import VERDICT_MIME, claims
+from labsupport.course import EXERCISE_MIME
+
+ROOT = Path(__file__).parents[1]
+LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
+SECTIONS = ["Predict", "Failure", "Fix", "Side by side", "Explain", "Verdict", "Exercises"]
+# Folders of one machine; "/tmp/" alone may be advice to a reader.
+PRIVATE = re.compile(r"(?<![\w.:/-])/(?:work|root|home)/|/tmp/(?:ipykernel|labsupport|pytest)")
+for_each_lab = pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+
+
+def outputs(book, mime):
+    """The data of one MIME type in a notebook, in order."""
+    return [o["data"][mime] for cell in book.cells for o in cell.get("outputs", []) if mime in o.get("data", {})]
+
+
+def text(book):
+    """All that a reader of the outputs sees as text."""
+    streams = [o["text"] for cell in book.cells for o in cell.get("outputs", []) if o.output_type == "stream"]
+    return "\n".join(streams + outputs(book, "text/plain") + outputs(book, "text/html"))
+
+
+def test_sources_notebooks_and_solutions_are_in_step():
+    done = subprocess.run([sys.executable, ROOT / "labs" / "build.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stems = {path.stem for path in (ROOT / "labs" / "source").glob("[0-9]*.py")}
+    assert stems == {path.stem for path in LABS} == {path.stem for path in (ROOT / "labs" / "solutions").glob("*.ipynb")}
+
+
+def test_a_drifted_notebook_is_noticed(tmp_path):
+    """--check on a copy in which one word of a source has changed."""
+    folder = tmp_path / "labs"
+    (folder / "source").mkdir(parents=True)
+    (folder / "build.py").write_text((ROOT / "labs" / "build.py").read_text())
+    source = (ROOT / "labs" / "source" / f"{LABS[0].stem}.py").read_text()
+    (folder / "source" / f"{LABS[0].stem}.py").write_text(source.replace("Symptom", "Sign", 1))
+    (folder / LABS[0].name).write_text(LABS[0].read_text())
+    done = subprocess.run([sys.executable, folder / "build.py", "--check"], capture_output=True, text=True)
+    assert done.returncode != 0 and LABS[0].name in done.stderr and "run `make labs`" in done.stderr
+
+
+@for_each_lab
+def test_committed_lab_is_complete(path):
+    book = nbformat.read(path, as_version=4)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    prose = "\n\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
+
+    assert re.match(rf"# {path.stem[:2]} · .+", prose), "the title"
+    for word in ("**Symptom:**", "**Afterwards you can**", "| Time |", "| Memory |", "| Claims judged |"):
+        assert word in book.cells[0].source, f"the first cell has no {word}"
+    assert re.findall(r"^## (.+)$", prose, re.MULTILINE) == SECTIONS
+
+    parameters = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    assert len(parameters) == 1 and re.search(r'^SCALE = "quick"', parameters[0], re.MULTILINE)
+    assert re.search(r"^GUESS_MIB = ", parameters[0], re.MULTILINE)
+    assert not [cell.source for cell in code if "raises-exception" in cell.metadata.get("tags", [])]
+
+    assert all(cell.execution_count for cell in code if cell.source.strip()), "committed without having been run"
+    assert not re.search(r"!\[\s*\]\(", prose), "a picture without a text alternative"
+    for cell in code:
+        for output in cell.outputs:
+            assert output.output_type != "error", output.get("evalue")
+            if "image/png" in output.get("data", {}):
+                assert output.metadata["image/png"]["alt"].strip() and output.data["text/plain"].strip()
+
+
+@for_each_lab
+def test_committed_lab_judges_its_claims_and_leaves_the_exercises_to_the_learner(path):
+    book = nbformat.read(path, as_version=4)
+    listed = re.findall(r"C\d\d", re.search(r"\| Claims judged \|(.*)\|", book.cells[0].source)[1])
+    judged = [facts["id"] for facts in outputs(book, VERDICT_MIME)]
+    assert sorted(judged) == sorted(listed) and set(judged) <= claims().keys()
+    exercises = outputs(book, EXERCISE_MIME)
+    assert 2 <= len(exercises) <= 3
+    for facts in exercises:
+        assert not facts["passed"] and facts["reason"] and facts["hint"], facts
+
+
+@for_each_lab
+def test_solution_passes_with_other_parameters(path, tmp_path):
+    solution = path.parent / "solutions" / path.name
+    book = run_notebook(solution, tmp_path, cwd=path.parent, SCALE="quick", GUESS_MIB=123.0)
+    assert "You guessed 123 MiB" in text(book), "the parameter has no effect"
+    exercises = outputs(book, EXERCISE_MIME)
+    assert len(exercises) >= 2 and not [facts for facts in exercises if not facts["passed"]], exercises
+    assert outputs(book, VERDICT_MIME)
+
+
+def test_no_tracked_text_names_a_folder_of_one_machine():
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    found = []
+    for name in filter(None, names):
+        try:
+            match = PRIVATE.search((ROOT / name).read_text())
+        except (UnicodeDecodeError, FileNotFoundError):  # a picture, or deleted and not yet committed
+            continue
+        if match:
+            found.append(f"{name}: {match.string[max(match.start() - 60, 0) : match.end() + 40]!r}")
+    assert not found, "\n".join(found)
