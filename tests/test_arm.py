@@ -132,7 +132,7 @@ def test_out_of_memory_is_real_and_told_in_words():
     assert (result.outcome, error.kind, result.value) == ("OOM", "oom", None)
     assert "[48, 262144], float = 48.0 MiB, with 40.0 MiB in use of a budget of 64.0 MiB" in error.message
     place, line, source = error.frames[-1]
-    assert place == __file__ and source == "more = tf.ones([48, 2**18])  # this line"
+    assert place == "tests/test_arm.py" and source == "more = tf.ones([48, 2**18])  # this line"
     assert "ResourceExhaustedError" in error.traceback and "bfc_allocator" in error.log
     assert 40 <= result.peak_mib <= 64 and result.phases[0].name == "the second", "the figures until then are kept"
     assert "this line" in error._repr_html_() and "<details>" in error._repr_html_()
@@ -218,6 +218,20 @@ def test_a_value_that_cannot_be_sent_back_keeps_the_figures():
     assert result.peak_mib == pytest.approx(64, abs=2) and result.output == "so far so good\n"
 
 
+def test_a_value_that_cannot_be_read_here_keeps_the_figures():
+    def odd():
+        class Odd:
+            def __reduce__(self):
+                return int, ("no number",)  # pickles well; int("no number") fails where it is unpickled
+
+        return Odd()
+
+    result = run(odd)
+    assert (result.error.kind, result.value) == ("unpicklable", None)
+    assert "return numbers, strings or NumPy arrays" in result.error.message
+    assert result.peak_mib is not None
+
+
 # --- ends
 
 
@@ -237,7 +251,7 @@ def test_an_arm_that_dies(end, message):
             pass
         end()
 
-    result = run(dying)
+    result = run(dying, timeout=20)
     assert result.error.kind == "killed"
     assert pytest.raises(RuntimeError, result.need).match(message)
     assert result.output == "last words\n" and result.phases[0].name == "before", "what it reported before is kept"

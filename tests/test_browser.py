@@ -114,10 +114,15 @@ def wait_for(condition, seconds, what):
     pytest.fail(f"{what}: not seen within {seconds} s")
 
 
-def open_notebook(page, server, name):
+def open_notebook(page, server, course, name):
+    """Open a notebook of the course; returns its code cells once all are there and the kernel too."""
     page.goto(f"{server[1]}lab/tree/labs/{name}?token=browser-test&reset")
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell")
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")  # the kernel is there
+    sources = nbformat.read(course / "labs" / name, as_version=4).cells
+    number = sum(cell.cell_type == "code" for cell in sources)
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    wait_for(lambda: cells.count() == number, 60, f"{number} code cells")
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")
+    return cells
 
 
 def prompt(cell):
@@ -140,6 +145,16 @@ def finished(cell):
     return re.fullmatch(r"\[\d+\]:", prompt(cell))
 
 
+def wait_until_finished(page, cell, seconds):
+    end = time.monotonic() + seconds
+    while not finished(cell):
+        if time.monotonic() > end:
+            status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
+            dialogs = page.locator("dialog").all_inner_texts()
+            pytest.fail(f"not finished in {seconds} s; prompt {prompt(cell)}, kernel {status}, {dialogs}:\n{cell.inner_text()}")
+        page.wait_for_timeout(100)
+
+
 def arms(server):
     """The processes of arms that the kernels of this server have started."""
     found = []
@@ -150,9 +165,8 @@ def arms(server):
     return found
 
 
-def test_stop_ends_an_endless_run(page, server):
-    open_notebook(page, server, "endless.ipynb")
-    cell = page.locator(".jp-CodeCell").first
+def test_stop_ends_an_endless_run(page, server, course):
+    (cell,) = open_notebook(page, server, course, "endless.ipynb").all()
     start_cell(page, cell)
     page.wait_for_selector(PLOT)
     assert arms(server), "the plot is there, but no process of an arm"
@@ -164,18 +178,15 @@ def test_stop_ends_an_endless_run(page, server):
         pytest.fail("Stop is not reached with the Tab key")
     began = time.monotonic()
     page.keyboard.press("Space")
-    wait_for(lambda: finished(cell), 10, "the end of the stopped cell")
+    wait_until_finished(page, cell, 10)
     assert time.monotonic() - began < 3
     assert not arms(server)
     assert "stopped" in cell.locator(".jp-OutputArea").inner_text()
 
 
-def test_lab_01_runs_and_its_plot_moves(page, server):
-    open_notebook(page, server, "01_image_stacking.ipynb")
-    cells = page.locator(".jp-CodeCell")
+def test_lab_01_runs_and_its_plot_moves(page, server, course):
     failing = None
-    for index in range(cells.count()):
-        cell = cells.nth(index)
+    for cell in open_notebook(page, server, course, "01_image_stacking.ipynb").all():
         start_cell(page, cell)
         if failing is None and "run(" in cell.locator(".cm-content").inner_text():
             failing = cell
@@ -188,7 +199,7 @@ def test_lab_01_runs_and_its_plot_moves(page, server):
                 page.wait_for_timeout(300)
             assert len({label for label, _ in seen}) >= 3 and len({points for _, points in seen}) >= 3, "the plot did not move"
             assert any(re.search(r"budget [\d,.]+ MiB", label) for label, _ in seen)
-        wait_for(lambda: finished(cell), 180, f"the end of cell {index}")
+        wait_until_finished(page, cell, 180)
         assert cell.locator("[data-mime-type='application/vnd.jupyter.stderr']").filter(has_text="Traceback").count() == 0
     # What the moving plot leaves behind: a still picture with its description, and the error in words.
     assert failing.locator(PLOT).count() == 0
