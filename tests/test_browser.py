@@ -57,7 +57,7 @@ def course(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(course):
-    """(process, address, token) of a JupyterLab of its own, which sends no request to the outside."""
+    """(process, address, browser) of a JupyterLab of its own, which sends no request to the outside."""
     browser = chromium()  # before the slow part
     # Keep every cell in the page, also those that are scrolled out of sight; do not ask about news.
     settings = course / "settings" / "@jupyterlab"
@@ -163,6 +163,16 @@ def arms(server):
             if "labsupport.child" in process.cmdline():
                 found.append(process)
     return found
+
+
+def test_without_a_browser_it_skips_but_never_in_ci(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("CI", "false")
+    with pytest.raises(pytest.skip.Exception, match="install Debian's package `chromium`"):
+        chromium()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="install Debian's package `chromium`"):
+        chromium()
 
 
 def test_stop_ends_an_endless_run(page, server, course):
