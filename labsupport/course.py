@@ -1,6 +1,7 @@
 """The small things that make a notebook a course: a quiet start, the scale of a run, graded exercises."""
 
 import html
+import inspect
 import io
 import os
 from contextlib import contextmanager, redirect_stdout
@@ -41,19 +42,38 @@ def show_widget(widget, text):
     display({**widget._repr_mimebundle_(), "text/plain": text}, raw=True)
 
 
-def explore(function, **sliders):
-    """Call function again whenever a slider moves: ipywidgets.interactive, with its first printout kept as text.
+def explore(function, **controls):
+    """Call function again whenever a control moves, and show what it prints.
 
-    sliders: name=(least, most, step), as for ipywidgets.interact. The first values are the function's defaults.
+    controls: name=(least, most[, step]) makes a slider, name=[choices] a menu; each starts at the function's default.
+    This is not ipywidgets.interact: its Output widget answers over the channel on which nbclient waits for the cell's
+    own reply, which can then be missed until the cell's time-out.
     """
     import ipywidgets
 
-    first = io.StringIO()
-    with redirect_stdout(first):
-        function()
-    widget = ipywidgets.interactive(function, **sliders)
-    widget.update()
-    show_widget(widget, first.getvalue() + "(run this cell to move the sliders)")
+    parts = {}
+    for name, allowed in controls.items():
+        start = inspect.signature(function).parameters[name].default
+        shared = {"value": start, "description": name.replace("_", " "), "style": {"description_width": "initial"}}
+        if isinstance(allowed, list):
+            parts[name] = ipywidgets.Dropdown(options=allowed, **shared)
+            continue
+        whole = all(isinstance(number, int) for number in (start, *allowed))
+        step = allowed[2] if len(allowed) > 2 else 1 if whole else (allowed[1] - allowed[0]) / 100
+        slider = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+        parts[name] = slider(min=allowed[0], max=allowed[1], step=step, layout={"width": "30em"}, **shared)
+    answer = ipywidgets.HTML()
+
+    def show(_=None):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            function(**{name: part.value for name, part in parts.items()})
+        answer.value = f"<pre>{html.escape(printed.getvalue())}</pre>"
+        return printed.getvalue()
+
+    for part in parts.values():
+        part.observe(show, "value")
+    show_widget(ipywidgets.VBox([*parts.values(), answer]), show() + "(run this cell to move the sliders)")
 
 
 def choose(scale, quick, full):
