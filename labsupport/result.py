@@ -131,8 +131,9 @@ def explain_oom(message, log, budget):
     found = re.search(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)", message)
     op = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
     where = f" in {op[1]}" if op else ""
-    if not found:
-        return f"Out of memory{where}: " + message.strip().splitlines()[0]
+    if not found:  # XLA words it differently: "Out of memory while trying to allocate …"
+        lines = message.strip().splitlines() or ["no message"]
+        return f"Out of memory{where}: " + next((line.strip() for line in lines if "ut of memory" in line), lines[0])
     # Only the dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
     dumped = re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", log)
     in_use = parse_size(dumped[-1]) if dumped else None

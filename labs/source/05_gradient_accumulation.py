@@ -20,13 +20,12 @@ SCALE = "quick"  # "full" takes layers of twice the width and twice the batch
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
-import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
 from labsupport import (
-    choose, compare, exercise, expect_oom, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, run, tensor_mib,
+    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, run, tensor_mib,
     verdict,
 )  # fmt: skip
 from labsupport.picture import COLOURS
@@ -357,7 +356,7 @@ def saves(width=WIDTH, batch=BATCH, parts=PARTS):
     print(f"activations saved {saved:8.1f} MiB   accumulators cost {buffer:8.1f} MiB   {'accumulate' if saved > buffer else 'do not accumulate'} (predicted)")
 
 
-ipywidgets.interact(saves, width=(64, 4096, 64), batch=(16, 16384, 16), parts=(2, 64));
+explore(saves, width=(64, 4096, 64), batch=(16, 16384, 16), parts=(2, 64))
 
 # %% [markdown]
 # ### When equal is not equal

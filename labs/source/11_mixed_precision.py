@@ -20,13 +20,12 @@ SCALE = "quick"  # "full" takes wider and deeper networks
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
-import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
 from labsupport import (
-    choose, compare, exercise, expect_oom, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict,
+    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict,
 )  # fmt: skip
 from labsupport.picture import style
 
@@ -279,7 +278,7 @@ def crossing(layers=4, batches=1):
     print(f"{text}   float16 needs {mib['mixed_float16'] / mib['float32']:.2f} × float32 (predicted from the lines)")
 
 
-ipywidgets.interact(crossing, layers=(1, 60), batches=(1, 8));
+explore(crossing, layers=(1, 60), batches=(1, 8))
 
 # %% [markdown]
 # A larger batch changes nothing in the ratio; depth does. And with few samples on large weights, as in the failing arm, the

@@ -20,20 +20,19 @@ SCALE = "quick"  # "full" takes image batches four times as large
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
-import ipywidgets
-import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from keras import layers
 
 from labsupport import (
-    choose, compare, exercise, expect_oom, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading, run,
+    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading, run,
     tensor_mib, verdict,
 )  # fmt: skip
 from labsupport.picture import COLOURS
 
 tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+import keras
+from keras import layers
 
 BATCH = choose(SCALE, quick=128, full=512)
 BUDGET = choose(SCALE, quick="160 MiB", full="600 MiB")
@@ -189,7 +188,7 @@ def share(batch=BATCH, dense=128):
     print(f"weights, gradients and slots {state:6.1f} MiB of {step.total_mib:6.1f} MiB: {state / step.total_mib:.0%} (predicted)")
 
 
-ipywidgets.interact(share, batch=(1, 256, 5), dense=(16, 2048, 16));
+explore(share, batch=(1, 256, 5), dense=(16, 2048, 16))
 
 # %% [markdown]
 # ### What an activation function or a layer keeps

@@ -20,13 +20,12 @@ SCALE = "quick"  # "full" takes twice the batch and a deeper network
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
-import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
 from labsupport import (
-    choose, compare, exercise, expect_oom, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict,
+    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict,
 )  # fmt: skip
 from labsupport.picture import style
 
@@ -250,7 +249,7 @@ def flip(chain_length=2, layers=4, batch=1024):
     print(f"no XLA {without:8.1f} MiB   XLA {compiled:8.1f} MiB   {'XLA' if compiled < without else 'no XLA'} is smaller (predicted from the lines)")
 
 
-ipywidgets.interact(flip, chain_length=(0, 20), layers=(1, 48), batch=(128, 8192, 128));
+explore(flip, chain_length=(0, 20), layers=(1, 48), batch=(128, 8192, 128))
 
 # %% [markdown]
 # **Compile-time memory.** XLA's compiler lives in the process, outside the allocator and outside every tensor budget. And it
