@@ -10,11 +10,11 @@ _PEAK = {"tensors": "peak_mib", "process": "process_peak_mib"}
 
 
 def _short(value):
-    """A value for a table cell: numbers rounded, anything long by its type."""
+    """A value for a table cell: numbers rounded; nothing for containers and whatever would be long."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = "" if value is None else str(value)
-    return text if len(text) <= 40 else f"({type(value).__name__})"
+    text = "" if value is None or isinstance(value, (dict, list, tuple)) else str(value)
+    return text if len(text) <= 40 else ""
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager, redirect_stdout
 
 from labsupport.budget import machine_memory, mib
+from labsupport.picture import describe_plots
 
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
 
@@ -17,6 +18,7 @@ def load_tensorflow():
     The notebook itself only defines functions and computes shapes; it leaves any GPU to the arms.
     """
     print("Loading TensorFlow, a few seconds …", flush=True)
+    describe_plots()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     # Compiled code writes to file descriptor 2 directly, before its log level can be set from Python.
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
