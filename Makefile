@@ -20,7 +20,7 @@ lab: $(READY)
 test: $(READY)
 	$(BIN)/python labs/build.py --check
 	$(BIN)/python labs/report.py --check
-	$(BIN)/python -m pytest -n auto --dist loadgroup tests labs $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 labs: $(READY)
 	$(BIN)/python labs/build.py --execute $(NAMES)
@@ -36,7 +36,7 @@ newest:
 	$(PYTHON) -m venv build/newest
 	sed 's/==[^ ]*//; s/#.*//' requirements.txt > build/newest.txt
 	build/newest/bin/pip install --upgrade -r build/newest.txt -e .
-	build/newest/bin/python -m pytest -n auto --dist loadgroup tests labs $(ARGS)
+	build/newest/bin/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make $(MAKECMDGOALS) PYTHON=python3.12")'
