@@ -46,7 +46,7 @@ class Comparison:
                     "arm": result.label,
                     "outcome": result.outcome,
                     "peak MiB": result.peak_mib,
-                    "at the end MiB": result.end_mib,
+                    "at the end MiB": result.end_mib if result.ok else None,
                     "process peak MiB": result.process_peak_mib,
                     "time s": result.seconds,
                     "× smaller than the first": base / peak if base and peak and result.ok else None,

@@ -98,7 +98,7 @@ def compare_figure(results, story):
         colour = style(index)["color"]
         if peak is not None:
             right.barh(index, peak / MIB, 0.7, color=colour, alpha=0.85)
-        if end is not None:
+        if end is not None and result.ok:
             right.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
         text = "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f" ({result.outcome})")
         right.annotate(text, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points")
