@@ -1,6 +1,7 @@
 """Run one plain function in a fresh process under a budget, watch it from outside, and bring back what happened."""
 
 import ast
+import contextlib
 import inspect
 import io
 import linecache
@@ -183,22 +184,29 @@ class _Child:
             except (EOFError, OSError):
                 self.selector.unregister(stream)
 
+    def silent(self):
+        """Whether no event is left to read. The pipe need not be closed: what the arm forked may hold it open."""
+        return self.events not in {key.fileobj for key in self.selector.get_map().values()} or not self.events.poll()
+
     def log_text(self):
         return b"".join(self.log).decode(errors="replace")
 
     def end(self):
-        """End the process and all it started, and close the pipes."""
+        """End the process and all it started, sessions of their own included, and close the pipes."""
         try:
+            started = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            started = []
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
         self.selector.close()
         for stream in (self.events, self.process.stdin, self.process.stdout, self.process.stderr):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 stream.close()
-            except BrokenPipeError:
-                pass
 
 
 def _watch(child, result, plot, allowed, timeout):
@@ -243,8 +251,7 @@ def _watch(child, result, plot, allowed, timeout):
             result.error = ArmError("timeout", f"the arm was ended after {timeout} s; give run() a longer timeout if it needs one")
         elif plot.stopped:
             result.error = ArmError("stopped", "you stopped this run; run the cell again to measure it")
-        elif child.process.poll() is not None and not child.events.poll():
-            # Not "until the pipes close": a process that the arm forked may hold them open for ever.
+        elif child.process.poll() is not None and child.silent():
             result.error = ArmError("killed", _death(child.process.returncode), log=child.log_text())
         if result.error is not None:
             result.seconds = None if zero is None else elapsed
@@ -266,12 +273,13 @@ def _death(code):
 
 def _finish(child, result, seconds, figures, packed, error):
     result.seconds, result.figures = seconds, figures
-    while child.process.poll() is None:  # what it wrote last may still be in the pipes
-        for kind, item in child.read(SAMPLE_SECONDS):
-            if kind == "text":
-                result.output += item
+    while child.selector.select(0):  # what it wrote before it reported is in the pipes already
+        result.output += "".join(item for kind, item in child.read(0) if kind == "text")
     if error is None:
-        result.value = cloudpickle.loads(packed)
+        try:
+            result.value = cloudpickle.loads(packed)
+        except Exception as caught:
+            result.error = ArmError("unpicklable", f"the arm finished, but its return value cannot be read back here ({caught}); return numbers, strings or NumPy arrays")
         return
     kinds = {"ResourceExhaustedError": "oom", "MemoryError": "memory", "_ArrayMemoryError": "memory", "UnpicklableResult": "unpicklable"}
     kind = kinds.get(error["type"], "exception")

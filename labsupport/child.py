@@ -110,8 +110,10 @@ def main():
         }
     sys.stdout.flush()
     send("done", seconds, figures, packed, error)
-    events.close()
-    os._exit(0)  # skip TensorFlow's slow shutdown; the parent owns and removes the temporary folder
+    # The parent now ends this process, and what the arm started, which it could not find after an exit. That also
+    # skips TensorFlow's slow shutdown; the temporary folder is the parent's to remove.
+    while True:
+        signal.pause()
 
 
 if __name__ == "__main__":
