@@ -21,13 +21,12 @@ SCALE = "quick"  # "full" takes layers of twice the width
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
-import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
 from labsupport import (
-    choose, compare, exercise, expect_oom, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading, run,
+    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading, run,
     tensor_mib, verdict,
 )  # fmt: skip
 from labsupport.picture import COLOURS
@@ -296,8 +295,6 @@ slope_kib = (one_row + tensor_mib((WIDTH,))) * 1024
 for name, slots in (("sgd", 0), ("adam", 2)):
     slope, intercept = fits[name]
     print(f"{name}: slope {slope * 1024:.2f} KiB a row (predicted {slope_kib:.2f}), intercept {intercept:.1f} MiB (weights and {slots} slots: {(1 + slots) * weights:.1f}, with every gradient: {(2 + slots) * weights:.1f})")
-held = {part.name.split()[0]: part.held / 2**20 for part in line.phases}
-print(f"held between steps with Adam less with SGD: {(held['adam'] - held['sgd']) / weights:.2f} × the weights: its two slots, with what the allocator could not split off; no batch size touches them")
 
 # %% [markdown]
 # * **Slope**: input, every layer's output, and one gradient that is on its way back, a row. Fewer rows cut only this.
@@ -490,7 +487,7 @@ def full_against_mini(rows=1024, batch=256, optimizer="adam", budget_mib=BUDGET_
     print(f"full {full:7.1f} MiB   mini {mini:7.1f} MiB   full is {full / mini:.1f} × mini; largest batch in {budget_mib} MiB: {max(0, int((budget_mib - intercept) / slope)):,} rows (predicted)")
 
 
-ipywidgets.interact(full_against_mini, rows=(100, 20000, 100), batch=(16, 4096, 16), optimizer=["adam", "sgd"], budget_mib=(16, 512, 8));
+explore(full_against_mini, rows=(100, 20000, 100), batch=(16, 4096, 16), optimizer=["adam", "sgd"], budget_mib=(16, 512, 8))
 
 # %% [markdown]
 # ## Verdict

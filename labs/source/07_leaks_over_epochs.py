@@ -456,8 +456,8 @@ verdict(
         "tensors_at_end": plain.value[0][-1], "process_at_end": plain.value[1][-1],
     },
     tests={
-        "the plain loop's tensors grow from epoch to epoch": "growth > 0.02 * weights",
-        "deleting by hand makes it grow less": "growth - growth_deleted > 0.02 * weights",
+        "the plain loop's tensors grow from epoch to epoch": "growth > 0.1 * weights",
+        "deleting by hand makes it grow less": "growth - growth_deleted > 0.1 * weights",
     },
     because="A name that is assigned again lets its old tensor go; the process keeps the pool that its largest step needed, which looks like growth from outside.",
     flips="As soon as something outlives the step: a list, a callback, a persistent tape.",
@@ -484,7 +484,7 @@ with exercise(1, "rest = levels[warm_up:]; np.polyfit(np.arange(len(rest)), rest
     assert abs(slope([0, 50, 60, 70, 80], 1) - 10) < 1e-6, "50, 60, 70, 80 grows by 10 a round."
     assert abs(slope([0, 10, 30, 20, 40], 1) - 8) < 1e-6, "10, 30, 20, 40 grows by 8 a round as a line; first and last alone would say 10."
     assert slope(unbounded.value[0], 2) > 0.9 * predicted_growth, "the loop that keeps its gradients grows by their size."
-    assert abs(slope(plain.value[0], 2)) < 0.02 * weights, "the article's loop is flat."
+    assert abs(slope(plain.value[0], 2)) < 0.1 * weights, "the article's loop is flat."
 
 # %% [markdown]
 # **2.** This evaluation collects all outputs before it reduces them. Write one that returns the same class numbers and
