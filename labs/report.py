@@ -13,15 +13,16 @@ from pathlib import Path
 import nbformat
 import papermill
 
-from labsupport.claims import VERDICT_MIME, claims, judge
+from labsupport.claims import VERDICT_MIME, claims, figures_text, judge
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- verdicts: made by labs/report.py -->", "<!-- end of verdicts -->"
 STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse}td,th{padding:.3rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8884}"
-    "img{max-width:100%;background:#fff}"
+    "td:nth-child(3){white-space:nowrap}img{max-width:100%;background:#fff}"
 )
+SHOWN = 5  # figures of a verdict in the README
 SIGN = {"holds": "✔ holds", "partly": "◐ partly", "fails": "✘ fails", "not testable here": "? not testable here"}
 
 
@@ -46,17 +47,14 @@ def contradiction(entry):
     return "" if found == entry["verdict"] else f"{entry['id']} says {entry['verdict']}, its figures say {found}"
 
 
-def figures_text(entry):
-    shown = [f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in entry["figures"].items() if not isinstance(value, bool)]
-    return ", ".join(shown) + (f" {entry['unit']}" if shown and entry["unit"] else "")
-
-
 def readme_table(ledger):
-    """The README's table in Markdown, in the order of the claims."""
+    """The README's table in Markdown, in the order of the claims; the notebooks have all figures, this the first few."""
     rows = ["| | claim | verdict | measured | lab |", "|---|---|---|---|---|"]
     for entry in sorted(ledger, key=lambda e: e["id"]):
         link = f"[{entry['lab'][:2]}](labs/{entry['lab']}.ipynb)"
-        rows.append(f"| {entry['id']} | {claims()[entry['id']]['claim']} | {SIGN[entry['verdict']]} | {figures_text(entry)} | {link} |")
+        first = dict(list(entry["figures"].items())[:SHOWN])
+        measured = figures_text(first, entry["unit"]) + (" …" if len(first) < len(entry["figures"]) else "")
+        rows.append(f"| {entry['id']} | {claims()[entry['id']]['claim']} | {SIGN[entry['verdict']]} | {measured} | {link} |")
     return "\n".join(rows)
 
 
@@ -71,7 +69,7 @@ def page(ledger, failed):
         image = f"<img src='data:image/png;base64,{entry['picture']}' alt='{esc(entry['alt'], quote=True)}'>" if entry["picture"] else ""
         parts.append(
             f"<h2 id='{entry['id']}'>{entry['id']} {SIGN[entry['verdict']]}</h2><p><i>{esc(claim['claim'])}</i> ({', '.join(claim['articles'])})</p>"
-            f"{image}<p>{esc(entry['because'])}</p><ul>{checks}</ul><p>Measured: {esc(figures_text(entry))}</p>"
+            f"{image}<p>{esc(entry['because'])}</p><ul>{checks}</ul><p>Measured: {esc(figures_text(entry['figures'], entry['unit']))}</p>"
             f"<p>When it changes: {esc(entry['flips'])}</p>"
         )
     missing = sorted(claims().keys() - {entry["id"] for entry in ledger})

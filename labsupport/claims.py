@@ -65,10 +65,11 @@ def untestable(claim_id, *, reason, command):
     _show(claim_id, "not testable here", reason, f"run {command}", {}, {}, {}, "")
 
 
-def _readable(value):
-    if value is None:
-        return "unavailable"
-    return f"{value:,.4g}" if isinstance(value, float) else {True: "yes", False: "no"}.get(value, value)
+def figures_text(figures, unit):
+    """The figures of a verdict in one line; truth as yes or no, what could not be measured as "unavailable"."""
+    words = {None: "unavailable", True: "yes", False: "no"}
+    shown = [f"{name} = {value:,.4g}" if isinstance(value, float) else f"{name} = {words.get(value, value)}" for name, value in figures.items()]
+    return ", ".join(shown) + (f" ({unit})" if shown and unit else "")
 
 
 def _show(claim_id, found, because, flips, figures, tests, outcomes, unit):
@@ -76,8 +77,7 @@ def _show(claim_id, found, because, flips, figures, tests, outcomes, unit):
 
     claim = claims()[claim_id]["claim"]
     sign, colour = _LOOK[found]
-    numbers = ", ".join(f"{name} = {_readable(value)}" for name, value in figures.items())
-    numbers += f" ({unit})" if numbers and unit else ""
+    numbers = figures_text(figures, unit)
     lines = [f"{'yes' if outcomes[words] else 'no'}: {words} ({tests[words]})" for words in outcomes]
     text = "\n".join([f"{claim_id} {sign} {found}: \"{claim}\"", because, *lines, f"Measured: {numbers}", f"When it changes: {flips}"])
     body = "<br>".join(html.escape(part) for part in [because, *lines, f"Measured: {numbers}", f"When it changes: {flips}"])
