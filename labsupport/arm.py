@@ -60,9 +60,7 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
     """
     allowed = Budget.of(budget, outside)
     label = label or getattr(function, "__name__", str(function))
-    header = pickle.dumps(
-        {"path": sys.path, "cells": _cells(), "budget": allowed, "logical_devices": logical_devices}
-    )
+    header = pickle.dumps({"path": sys.path, "cells": _cells(), "budget": allowed, "logical_devices": logical_devices})
     job = _packed(function, args, label)
     result = ArmResult(label, allowed.tensors, budget is not None)
     folder = _temporary_folder()
@@ -218,7 +216,7 @@ def _watch(child, result, plot, allowed, timeout):
     while True:
         for kind, item in child.read(SAMPLE_SECONDS):
             if kind == "text":
-                result.output += item
+                result.output = (result.output + item)[-_LOG_BYTES:]
             elif item[0] == "start":
                 _, zero, process_zero, result.device = item
             elif item[0] == "tensors":
@@ -236,7 +234,7 @@ def _watch(child, result, plot, allowed, timeout):
         now = time.monotonic()
         elapsed = now - (zero or born)
         try:
-            if zero is not None:
+            if zero is not None and (not result.process or elapsed - result.process[-1][0] >= SAMPLE_SECONDS):
                 result.process.append((elapsed, outside.memory_info().rss - process_zero))
             grown = 0
             if zero is not None and now - looked > _WATCH_SECONDS:
@@ -252,14 +250,14 @@ def _watch(child, result, plot, allowed, timeout):
         elif plot.stopped:
             result.error = ArmError("stopped", "you stopped this run; run the cell again to measure it")
         elif child.process.poll() is not None and child.silent():
-            result.error = ArmError("killed", _death(child.process.returncode), log=child.log_text())
+            result.error = ArmError("killed", _death(child.process.returncode, child.log_text()), log=child.log_text())
         if result.error is not None:
             result.seconds = None if zero is None else elapsed
             return
         plot.update(result, elapsed, zero is not None)
 
 
-def _death(code):
+def _death(code, log):
     if code >= 0:
         return f"the process of the arm ended by itself with exit code {code} before it could report"
     name = signal.Signals(-code).name
@@ -268,7 +266,8 @@ def _death(code):
         "SIGABRT": "compiled code gave up, which it does when it cannot get memory outside the tensor budget",
         "SIGSEGV": "compiled code crashed",
     }.get(name, "it was ended from outside")
-    return f"the process of the arm died of {name}: {why}"
+    after = "; just before, TensorFlow's allocator had run out of memory (see the log)" if "ran out of memory" in log else ""
+    return f"the process of the arm died of {name}: {why}{after}"
 
 
 def _finish(child, result, seconds, figures, packed, error):
