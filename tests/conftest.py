@@ -30,6 +30,7 @@ def pytest_configure(config):
 class NotebookRuns:
     """Keeps each notebook in one worker, and checks that the exercises of an unsolved lab fail helpfully."""
 
+    @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
     def pytest_collection_modifyitems(self, items):
         for item in items:
             if isinstance(item, IPyNbCell):

@@ -29,11 +29,11 @@ def notebook(tmp_path):
     return write
 
 
-def by_nbval(path):
+def by_nbval(path, *more):
     """pytest's output and seconds for one notebook, with this folder's conftest."""
     command = [
         sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env",
-        "--nbval-cell-timeout=120", "-c", "/dev/null", "--rootdir", str(path.parent), str(path),
+        "--nbval-cell-timeout=120", "-c", "/dev/null", "--rootdir", str(path.parent), *more, str(path),
     ]  # fmt: skip
     began = time.monotonic()
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=120)
@@ -63,6 +63,11 @@ def test_nbval_names_the_cell_that_killed_the_kernel(notebook):
     assert "1 failed, 2 passed" in done.stdout
     assert "Cell 2" in done.stdout and "the kernel died while it ran this cell:\nimport os, signal" in done.stdout
     assert seconds < 40, "it waited for a dead kernel"
+
+
+def test_nbval_keeps_a_notebook_in_one_worker(notebook):
+    done, _ = by_nbval(notebook("a = 1", *["a += 1"] * 8, "assert a == 9"), "-n", "2", "--dist", "loadgroup")
+    assert "11 passed" in done.stdout, done.stdout
 
 
 def test_nbval_fails_where_an_unsolved_exercise_passes_or_does_not_help(notebook):

@@ -1,0 +1,118 @@
+"""The capstone's checker: a solution with one fault put back is found out, by that fault's name and no other."""
+
+import linecache
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from labsupport import ArmResult, choose, phase, run
+from labsupport.result import ArmError
+
+LABS = Path(__file__).parents[1] / "labs"
+# The function of the solution that is put back to its faulty form, and the fault that this leaves.
+HALVES = {
+    "image_dataset": "eager stack",
+    "decode": "float64",
+    "make_pipeline": "decoded buffer",
+    "evaluate": "giant batch",
+    "train_epoch": "history",
+    "learning_rate": "retracing",
+    "search": "model per trial",
+}
+BUDGETS = {"generous": "256 MiB", "tight": "72 MiB"}
+
+
+def script(put_back=None):
+    """The names of the solved notebook's script; put_back: the function that stays as it was before the fix."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    book = nbformat.read(LABS / "solutions" / "19_capstone.ipynb", as_version=4)
+    names = {"__name__": "capstone", "SCALE": "quick", "choose": choose, "phase": phase, "keras": keras, "np": np, "tf": tf}
+    was = None
+    for cell in book.cells:
+        tags = cell.metadata.get("tags", [])
+        if "script" in tags or "fix" in tags:
+            # A file name of its own for each variant: AutoGraph reads the source, as in a notebook.
+            file = f"<capstone {put_back} {cell.id}>"
+            linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(keepends=True), file)
+            was = names.get(put_back)
+            exec(compile(cell.source, file, "exec"), names)
+    if put_back:
+        names[put_back] = was
+    return names
+
+
+def measure_all(scripts, files, labels):
+    import capstone_check
+
+    return {name: capstone_check.measure(pieces, files, labels) for name, pieces in scripts.items()}
+
+
+@pytest.fixture(scope="module")
+def checker():
+    sys.path.insert(0, str(LABS))
+    import capstone_check
+
+    yield capstone_check
+    sys.path.remove(str(LABS))
+
+
+@pytest.fixture(scope="module")
+def measured(checker):
+    """{the function put back, or None: {fault: figure}}, all measured in one process: differences of exact counters."""
+    files = sorted(str(path) for path in (LABS.parent / "data" / "photos").glob("*.jpg"))[:128]
+    scripts = {name: checker.functions(script(name)) for name in (None, *HALVES)}
+    return run(measure_all, scripts, files, [i % 16 for i in range(len(files))], quiet=True).need().value
+
+
+def report(checker, figures, accuracy=0.7, peak=60 * 2**20):
+    """A report on a script with these figures that finished within the tight budget."""
+    result = ArmResult("script", 72 * 2**20, True, value=accuracy, figures={"peak": peak})
+    return checker.Report(BUDGETS, 0.6, {"72 MiB": result}, figures)
+
+
+def test_the_solution_has_no_fault_left(checker, measured):
+    found = report(checker, measured[None])
+    assert found.faults == [], found.frame.to_string()
+    assert found.missing("tight") == found.missing("generous", forgive_faults=True) == ""
+
+
+@pytest.mark.parametrize("put_back", HALVES)
+def test_a_half_solution_fails_with_the_fault_left_named(put_back, checker, measured):
+    found = report(checker, measured[put_back])
+    assert found.faults == [HALVES[put_back]], found.frame.to_string()
+    assert f"left: {HALVES[put_back]} (lab " in found.missing("tight")
+    assert found.missing("generous", forgive_faults=True) == ""
+
+
+def test_every_fault_that_the_checker_knows_is_planted(checker):
+    assert set(HALVES.values()) == set(checker.FAULTS)
+
+
+def test_a_script_that_learns_less_or_needs_more_passes_no_budget(checker, measured):
+    assert "learns less" in report(checker, measured[None], accuracy=0.2).missing("generous", forgive_faults=True)
+    large = report(checker, measured[None])
+    large.runs = {"256 MiB": ArmResult("script", 256 * 2**20, True, value=0.7, figures={"peak": 100 * 2**20})}
+    assert large.missing("generous") == ""
+    assert "peak of 100 MiB does not fit into 72 MiB" in large.missing("tight")
+
+
+def test_a_convolution_that_crashes_for_want_of_memory_counts_as_out_of_memory(checker, measured):
+    found = report(checker, measured[None])
+    found.best.error = ArmError("killed", "died of SIGSEGV", log="OOM when allocating tensor with shape[160,48,48,16]")
+    assert found.missing("generous", forgive_faults=True) == "out of memory in a convolution, which then crashed"
+    found.best.error.log = ""
+    assert found.missing("generous", forgive_faults=True) == "died of SIGSEGV"
+
+
+def test_a_script_that_cannot_be_measured_is_told_why(checker):
+    broken = checker.functions(script())
+    broken["image_dataset"] = lambda files, labels: 1 / 0
+    broken["main"] = lambda files, labels: 0.7
+    found = checker.check(broken, ["a file"], [0], {"generous": "256 MiB"}, accuracy=0.7)
+    assert "could not be measured: ZeroDivisionError" in found.missing("generous", forgive_faults=True)
+    assert found.faults == []
