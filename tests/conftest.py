@@ -8,6 +8,7 @@ import psutil
 import pytest
 from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
+from xdist.scheduler import LoadScopeScheduling
 
 from labsupport.budget import machine_memory
 from labsupport.course import EXERCISE_MIME
@@ -22,19 +23,29 @@ def pytest_xdist_auto_num_workers(config):
     return max(1, min((os.cpu_count() or 1) + 1, free // _ONE_WORKER))
 
 
+class TogetherWhereTheyBelong(LoadScopeScheduling):
+    """Every test goes to the next free worker, but a notebook's cells share a kernel and the browser tests a server.
+
+    In place of xdist_group marks, which xdist 3.8 ignores under pytest 9.2 (pytest-xdist issue 1386). Groups with
+    the most tests start first, which are the notebooks.
+    """
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::")[0]
+        return file if file.endswith((".ipynb", "test_browser.py")) else nodeid
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return TogetherWhereTheyBelong(config, log)
+
+
 def pytest_configure(config):
     # A conftest's hooks see only the items of its own folder; as a plugin they see the notebooks in labs/ too.
     config.pluginmanager.register(NotebookRuns())
 
 
 class NotebookRuns:
-    """Keeps each notebook in one worker, and checks that the exercises of an unsolved lab fail helpfully."""
-
-    @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-    def pytest_collection_modifyitems(self, items):
-        for item in items:
-            if isinstance(item, IPyNbCell):
-                item.add_marker(pytest.mark.xdist_group(item.parent.path.stem))
+    """Checks that the exercises of an unsolved lab fail, and helpfully."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):

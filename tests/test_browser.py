@@ -21,7 +21,6 @@ SWITCHES = [
 ]  # fmt: skip
 PLOT = "svg[aria-label^='Live memory plot']"
 STOP = "button:has-text('Stop this run')"
-pytestmark = pytest.mark.xdist_group("browser")
 
 
 def chromium():

@@ -8,7 +8,6 @@ import nbformat
 import pytest
 
 from labsupport import ArmResult, choose, phase, run
-from labsupport.result import ArmError
 
 LABS = Path(__file__).parents[1] / "labs"
 # The function of the solution that is put back to its faulty form, and the fault that this leaves.
@@ -99,14 +98,6 @@ def test_a_script_that_learns_less_or_needs_more_passes_no_budget(checker, measu
     large.runs = {"256 MiB": ArmResult("script", 256 * 2**20, True, value=0.7, figures={"peak": 100 * 2**20})}
     assert large.missing("generous") == ""
     assert "peak of 100 MiB does not fit into 72 MiB" in large.missing("tight")
-
-
-def test_a_convolution_that_crashes_for_want_of_memory_counts_as_out_of_memory(checker, measured):
-    found = report(checker, measured[None])
-    found.best.error = ArmError("killed", "died of SIGSEGV", log="OOM when allocating tensor with shape[160,48,48,16]")
-    assert found.missing("generous", forgive_faults=True) == "out of memory in a convolution, which then crashed"
-    found.best.error.log = ""
-    assert found.missing("generous", forgive_faults=True) == "died of SIGSEGV"
 
 
 def test_a_script_that_cannot_be_measured_is_told_why(checker):

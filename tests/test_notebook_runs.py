@@ -66,7 +66,7 @@ def test_nbval_names_the_cell_that_killed_the_kernel(notebook):
 
 
 def test_nbval_keeps_a_notebook_in_one_worker(notebook):
-    done, _ = by_nbval(notebook("a = 1", *["a += 1"] * 8, "assert a == 9"), "-n", "2", "--dist", "loadgroup")
+    done, _ = by_nbval(notebook("a = 1", *["a += 1"] * 8, "assert a == 9"), "-n", "2")
     assert "11 passed" in done.stdout, done.stdout
 
 
