@@ -24,7 +24,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 class TogetherWhereTheyBelong(LoadScopeScheduling):
-    """Every test goes to the next free worker, but a notebook's cells share a kernel and the browser tests a server.
+    """Every test goes to the next free worker, but what shares a kernel, a server or one measured baseline stays together.
 
     In place of xdist_group marks, which xdist 3.8 ignores under pytest 9.2 (pytest-xdist issue 1386). Groups with
     the most tests start first, which are the notebooks.
@@ -32,7 +32,7 @@ class TogetherWhereTheyBelong(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        return file if file.endswith((".ipynb", "test_browser.py")) else nodeid
+        return file if file.endswith((".ipynb", "test_browser.py", "test_capstone.py")) else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
