@@ -81,12 +81,11 @@ def page(ledger, failed):
     )
 
 
-def run_all(scale):
-    """Execute every lab into build/report; returns (ledger, {lab: why it failed})."""
+def run_all(labs, scale):
+    """Execute labs into build/report; returns (ledger, {lab: why it failed})."""
     folder = ROOT / "build" / "report"
     folder.mkdir(parents=True, exist_ok=True)
     ledger, failed = [], {}
-    labs = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
     for number, lab in enumerate(labs, 1):
         print(f"{number} of {len(labs)}: {lab.stem}", flush=True)
         try:
@@ -105,9 +104,9 @@ def main():
     parser.add_argument("--check", action="store_true", help="fail if that table has drifted; write nothing")
     parser.add_argument("--scale", default="quick", choices=("quick", "full"))
     options = parser.parse_args()
-    failed = {}
+    labs, failed = sorted((ROOT / "labs").glob("[0-9]*.ipynb")), {}
     if options.readme or options.check:
-        ledger = [entry for lab in sorted((ROOT / "labs").glob("[0-9]*.ipynb")) for entry in verdicts(lab)]
+        ledger = [entry for lab in labs for entry in verdicts(lab)]
         readme = ROOT / "README.md"
         before, rest = readme.read_text().split(BEGIN)
         new = f"{before}{BEGIN}\n{readme_table(ledger)}\n{END}{rest.split(END)[1]}"
@@ -118,7 +117,7 @@ def main():
             picture = next(entry["picture"] for entry in ledger if entry["id"] == "C01")
             (ROOT / "labs" / "images" / "side_by_side.png").write_bytes(base64.b64decode(picture))
     else:
-        ledger, failed = run_all(options.scale)
+        ledger, failed = run_all(labs, options.scale)
         target = ROOT / "build" / "report.html"
         target.write_text(page(ledger, failed))
         print(f"{target.relative_to(ROOT)}: {len(ledger)} verdicts")
