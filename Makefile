@@ -15,12 +15,12 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 .PHONY: lab test labs report bench newest
 
 lab: $(READY)
-	$(BIN)/jupyter lab $(ROOT) $(ARGS) --LabApp.news_url= $(firstword $(sort $(wildcard labs/[0-9]*.ipynb)))
+	$(BIN)/jupyter lab $(ROOT) $(ARGS) $(firstword $(sort $(wildcard labs/[0-9]*.ipynb)))
 
 test: $(READY)
 	$(BIN)/python labs/build.py --check
 	$(BIN)/python labs/report.py --check
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 labs: $(READY)
 	$(BIN)/python labs/build.py --execute $(NAMES)
@@ -36,7 +36,7 @@ newest:
 	$(PYTHON) -m venv build/newest
 	sed 's/==[^ ]*//; s/#.*//' requirements.txt > build/newest.txt
 	build/newest/bin/pip install --upgrade -r build/newest.txt -e .
-	build/newest/bin/python -m pytest -n auto --dist loadgroup $(ARGS)
+	build/newest/bin/python -m pytest -n auto $(ARGS)
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make $(MAKECMDGOALS) PYTHON=python3.12")'

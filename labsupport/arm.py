@@ -58,6 +58,8 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
 
     Raises BudgetError for a bad budget, ArmSetupError where the function cannot be sent or started.
     """
+    if logical_devices < 1:
+        raise ArmSetupError(f"logical_devices is {logical_devices}: give 1 or more")
     allowed = Budget.of(budget, outside)
     label = label or getattr(function, "__name__", str(function))
     header = pickle.dumps({"path": sys.path, "cells": _cells(), "budget": allowed, "logical_devices": logical_devices})

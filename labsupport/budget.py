@@ -10,6 +10,7 @@ import psutil
 MIB = 2**20
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": MIB, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SMALLEST = 16 * MIB
+SMALLEST_OUTSIDE = 64 * MIB
 # The allocator's first region, for the first small tensor. What is left of the budget can be reserved as one.
 _FIRST_REGION_MIB = 2
 
@@ -23,7 +24,7 @@ def parse_size(size):
 
     Raises BudgetError with what to write instead.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?b|b)\s*", str(size), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmg]i?b|b)\s*", str(size), re.IGNORECASE)
     if not match:
         raise BudgetError(f"{size!r} is not a size: write a positive number and a unit, such as \"256 MiB\" or \"2 GiB\"")
     return int(float(match[1]) * _UNITS[match[2].upper()])
@@ -69,7 +70,10 @@ class Budget:
                 f"a budget of {mib(wanted)} is more than this machine has ({mib(machine)}); "
                 f"give less, for instance \"{int(machine / 2 / MIB)} MiB\""
             )
-        return cls(wanted, parse_size(outside))
+        beside = parse_size(outside)
+        if beside < SMALLEST_OUTSIDE:
+            raise BudgetError(f"outside={outside!r} leaves no room for Python and TensorFlow's threads: give at least {mib(SMALLEST_OUTSIDE)}")
+        return cls(wanted, beside)
 
     def environment(self):
         """Environment variables that must be set before TensorFlow is imported.

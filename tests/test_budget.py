@@ -51,3 +51,8 @@ def test_a_container_with_less_memory_is_the_machine(monkeypatch):
 def test_unavailable_is_not_zero():
     assert mib(None) == "unavailable"
     assert mib(0) == "0.0 MiB"
+
+
+def test_too_little_room_beside_the_tensors_is_refused():
+    with pytest.raises(BudgetError, match="leaves no room for Python.*64"):
+        Budget.of("64 MiB", "1 KiB")
