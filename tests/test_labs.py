@@ -31,6 +31,17 @@ def text(book):
     return "\n".join(streams + outputs(book, "text/plain") + outputs(book, "text/html"))
 
 
+def assert_listed_claims_are_judged(book):
+    listed = re.findall(r"C\d\d", re.search(r"\| Claims judged \|(.*)\|", book.cells[0].source)[1])
+    judged = [facts["id"] for facts in outputs(book, VERDICT_MIME)]
+    assert sorted(judged) == sorted(listed) and set(judged) <= claims().keys()
+
+
+def test_every_claim_is_judged_by_one_lab():
+    judged = [facts["id"] for path in LABS for facts in outputs(nbformat.read(path, as_version=4), VERDICT_MIME)]
+    assert sorted(judged) == sorted(claims())
+
+
 def test_sources_notebooks_and_solutions_are_in_step():
     done = subprocess.run([sys.executable, ROOT / "labs" / "build.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -79,9 +90,7 @@ def test_committed_lab_is_complete(path):
 @for_each_lab
 def test_committed_lab_judges_its_claims_and_leaves_the_exercises_to_the_learner(path):
     book = nbformat.read(path, as_version=4)
-    listed = re.findall(r"C\d\d", re.search(r"\| Claims judged \|(.*)\|", book.cells[0].source)[1])
-    judged = [facts["id"] for facts in outputs(book, VERDICT_MIME)]
-    assert sorted(judged) == sorted(listed) and set(judged) <= claims().keys()
+    assert_listed_claims_are_judged(book)
     exercises = outputs(book, EXERCISE_MIME)
     assert 2 <= len(exercises) <= 3
     for facts in exercises:
@@ -95,7 +104,7 @@ def test_solution_passes_with_other_parameters(path, tmp_path):
     assert "You guessed 123 MiB" in text(book), "the parameter has no effect"
     exercises = outputs(book, EXERCISE_MIME)
     assert len(exercises) >= 2 and not [facts for facts in exercises if not facts["passed"]], exercises
-    assert outputs(book, VERDICT_MIME)
+    assert_listed_claims_are_judged(book)
 
 
 def test_no_tracked_text_names_a_folder_of_one_machine():
