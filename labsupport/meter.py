@@ -15,6 +15,7 @@ import psutil
 from labsupport.budget import MIB
 
 SAMPLE_SECONDS = 0.04
+SLOWEST_SAMPLE_SECONDS = 0.15
 
 
 @dataclass
@@ -149,7 +150,8 @@ class Meter:
                     send(time.monotonic() - self.zero, now)
                 except OSError:  # the parent has gone
                     return
-                time.sleep(SAMPLE_SECONDS)
+                # Often at first, for the curve of a short arm; then seldom, since each sample takes the lock from the arm.
+                time.sleep(min(max(SAMPLE_SECONDS, (time.monotonic() - self.zero) / 10), SLOWEST_SAMPLE_SECONDS))
 
         threading.Thread(target=loop, daemon=True, name="labsupport-sampler").start()
 
