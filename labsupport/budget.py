@@ -1,5 +1,6 @@
 """Sizes and budgets: turn "256 MiB" into the limits that a child process gets, or say why it cannot be."""
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -33,6 +34,17 @@ def parse_size(size):
 def mib(size):
     """Text for a number of bytes; None reads "unavailable", since 0 would claim that it was measured."""
     return "unavailable" if size is None else f"{size / MIB:,.1f} MiB"
+
+
+def process_status(name):
+    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
 
 
 def machine_memory():
@@ -108,14 +120,13 @@ class Budget:
 
     def _limit_process(self):
         """Cap private writable memory (Linux). Elsewhere the parent's watch on the resident set is the only cap."""
-        try:
-            import resource
+        private = process_status("VmData")
+        if private is None:
+            return
+        import resource
 
-            fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-            limit = int(fields["VmData"].split()[0]) * 1024 + self.outside
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        except (ImportError, OSError, KeyError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):  # a lower limit is in force already
+            resource.setrlimit(resource.RLIMIT_DATA, (private + self.outside, private + self.outside))
 
 
 def child_environment(budget, extra):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from labsupport.budget import MIB
+from labsupport.budget import MIB, process_status
 
 SAMPLE_SECONDS = 0.04
 SLOWEST_SAMPLE_SECONDS = 0.15
@@ -35,17 +35,6 @@ class Phase:
     end: float
     peak: int | None
     held: int | None
-
-
-def process_status(name):
-    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
 
 
 def _high_water():
