@@ -58,15 +58,23 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
 
     Raises BudgetError for a bad budget, ArmSetupError where the function cannot be sent or started.
     """
+    label = label or getattr(function, "__name__", str(function))
+    result = watched(function, args, budget, outside, label, timeout, lambda: live.plot_for(quiet), env, logical_devices)
+    if result.output:
+        print(result.output, end="")
+    return result
+
+
+def watched(function, args, budget, outside, label, timeout, make_plot, env, logical_devices):
+    """run() with a plot of one's own: make_plot() has update(), finish(), abandon() and `stopped` like those in live.py."""
     if logical_devices < 1:
         raise ArmSetupError(f"logical_devices is {logical_devices}: give 1 or more")
     allowed = Budget.of(budget, outside)
-    label = label or getattr(function, "__name__", str(function))
     header = pickle.dumps({"path": sys.path, "cells": _cells(), "budget": allowed, "logical_devices": logical_devices})
     job = _packed(function, args, label)
     result = ArmResult(label, allowed.tensors, budget is not None)
     folder = _temporary_folder()
-    plot = live.plot_for(quiet)
+    plot = make_plot()
     try:
         child = _Child(header, job, child_environment(allowed, {"TMPDIR": folder, **(env or {})}))
         try:
@@ -79,8 +87,6 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     plot.finish(result)
-    if result.output:
-        print(result.output, end="")
     return result
 
 
@@ -230,6 +236,8 @@ def _watch(child, result, plot, allowed, timeout):
                 result.phases.append(item[1])
                 if item[1].held is not None:  # an exact point of the curve
                     result.tensors.append((item[1].end, item[1].held))
+            elif item[0] == "facts":
+                result.facts = item[1]
             elif item[0] == "done":
                 _finish(child, result, *item[1:])
                 return

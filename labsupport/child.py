@@ -79,6 +79,7 @@ def main():
     gauge = meter.Meter(tf, device)
     meter.on_phase_begin = lambda name, seconds: send("phase begins", (name, seconds))
     meter.on_phase = lambda phase: send("phase", phase)
+    meter.on_facts = lambda facts: send("facts", facts)
 
     error = value = None
     try:

@@ -62,7 +62,8 @@ class Meter:
     tensors_zero: int | None = None
     process_zero: int = 0
     phases: list = field(default_factory=list)
-    _peak: int = 0
+    # The allocator has one peak, which phases and laps reset: each window keeps the highest peak since it was opened.
+    _windows: list = field(default_factory=lambda: [[0], [0]])  # of the whole arm, of the lap
     _mark: int | None = None
     _mark_was_reset: bool = False
 
@@ -78,7 +79,8 @@ class Meter:
         stats = self._stats()
         if stats:
             self.tf.config.experimental.reset_memory_stats(self.device)
-            self.tensors_zero = self._peak = stats["current"]
+            self.tensors_zero = stats["current"]
+            self._windows = [[stats["current"]], [stats["current"]]]
         self.zero = time.monotonic()
 
     def _stats(self):
@@ -94,11 +96,25 @@ class Meter:
 
     def tensors_peak(self):
         """Bytes: the allocator's peak since start()."""
+        return None if self._fold() is None else self._windows[0][0] - self.tensors_zero
+
+    def _fold(self):
+        """Let every open window have the peak so far, then start the allocator's own peak anew; bytes in use, or None."""
         stats = self._stats()
         if stats is None or self.tensors_zero is None:
             return None
-        self._peak = max(self._peak, stats["peak"])
-        return self._peak - self.tensors_zero
+        for window in self._windows:
+            window[0] = max(window[0], stats["peak"])
+        self.tf.config.experimental.reset_memory_stats(self.device)
+        return stats["current"]
+
+    def lap(self):
+        """(bytes in use now, peak in bytes since the last lap), over the zero level; (None, None) if unavailable."""
+        now = self._fold()
+        if now is None:
+            return None, None
+        peak, self._windows[1][0] = self._windows[1][0], now
+        return now - self.tensors_zero, peak - self.tensors_zero
 
     def process_now(self):
         """Bytes of the resident set over the zero level."""
@@ -115,16 +131,16 @@ class Meter:
     def phase(self, name):
         begin = time.monotonic() - self.zero
         on_phase_begin(name, begin)
-        self.tensors_peak()  # fold the peak so far into the total before the counter is reset
-        if self.tensors_zero is not None:
-            self.tf.config.experimental.reset_memory_stats(self.device)
+        now = self._fold()
+        window = [now or 0]
+        self._windows.append(window)
         try:
             yield
         finally:
-            stats = self._stats()
-            peak = None if stats is None or self.tensors_zero is None else stats["peak"] - self.tensors_zero
-            self.tensors_peak()
-            self.phases.append(Phase(name, begin, time.monotonic() - self.zero, peak, self.tensors_now()))
+            now = self._fold()
+            self._windows = [open_one for open_one in self._windows if open_one is not window]
+            peak, held = (None, None) if now is None else (window[0] - self.tensors_zero, now - self.tensors_zero)
+            self.phases.append(Phase(name, begin, time.monotonic() - self.zero, peak, held))
             on_phase(self.phases[-1])
 
     def sample_into(self, send):
@@ -148,11 +164,15 @@ class Meter:
 active: Meter | None = None  # the meter of this process, when it runs an arm
 
 
-def on_phase_begin(name, seconds):  # these two are replaced in the child, which reports phases to the parent
+def on_phase_begin(name, seconds):  # these three are replaced in the child, which reports to the parent
     pass
 
 
 def on_phase(phase):
+    pass
+
+
+def on_facts(facts):
     pass
 
 

@@ -58,6 +58,7 @@ class ArmResult:
     tensors, process: the sampled curves as [(seconds, bytes)]; they show the way, the figures are exact.
     phases: the finished `with phase(...)` blocks, in order of their end, each with peak and held bytes.
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
+    facts: what the doctor's probes saw (probes.Probe.facts); empty without them.
     """
 
     label: str
@@ -71,6 +72,7 @@ class ArmResult:
     process: list = field(default_factory=list)
     phases: list = field(default_factory=list)
     open_phases: list = field(default_factory=list)
+    facts: dict = field(default_factory=dict)
     device: str = ""
     output: str = ""
 

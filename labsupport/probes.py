@@ -1,0 +1,463 @@
+"""What the doctor sees from inside a running script: steps, traces, and what is alive. Runs in the arm's process.
+
+Nothing in the script is changed. A few of TensorFlow's entry points are wrapped to note that a step began or a batch
+was taken, and Python's garbage collector is asked now and then what is alive. Sizes are bytes of the objects
+themselves; levels and peaks are the allocator's counters.
+"""
+
+import gc
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+
+from labsupport import meter
+
+SEND_SECONDS = 0.3
+_SMALL = 4096  # bytes; step counters and the like are no suspects
+_MOST_LEVELS = 400
+_LIBRARY = ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(os.__file__))
+_DEPTH, _MOST_ITEMS = 5, 100_000
+
+
+def _own(code):
+    return not any(part in code.co_filename for part in _LIBRARY)
+
+
+def _place(code, line=None):
+    return f"{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}"
+
+
+def _own_frames(frame):
+    """The script's frames, innermost first, without those of libraries."""
+    while frame is not None:
+        if _own(frame.f_code):
+            yield frame
+        frame = frame.f_back
+
+
+def _where():
+    frame = next(_own_frames(sys._getframe(2)), None)
+    return _place(frame.f_code, frame.f_lineno) if frame else "a library"
+
+
+class Probe:
+    """Notes what happens. facts() is what the parent gets; see the keys there."""
+
+    def __init__(self, gauge, tf):
+        self.gauge, self.tf = gauge, tf
+        self.steps = {}  # key: {"name", "count", "levels": [(number, bytes)], "rise": bytes}
+        self.passes = 0
+        self.batch_bytes = None
+        self.functions = {}  # code: {"name", "place", "calls", "traces"}
+        self.converted = {"bytes": 0, "largest": 0, "place": ""}
+        self.buffers = {}  # stage: bytes, the most that was seen
+        self.censuses = []
+        self.ignored = []
+        self.open = None  # (kind, name, level at its start) of the interval that runs now
+        self.failed = None
+        self._tape_open = False
+        self._in_call = False
+        self.handles = []  # (weak reference, bytes) of each variable's memory, which a graph can keep after the variable has gone
+        self._sent = 0.0
+        self._total = 0
+        self._thread = threading.get_ident()
+
+    # --- intervals
+
+    def _begin(self, kind, name):
+        self._end()
+        level, _ = self.gauge.lap()
+        self.open = (kind, name, level)
+        if time.monotonic() - self._sent > SEND_SECONDS:
+            self.send()
+
+    def _end(self):
+        if self.open is None:
+            return
+        kind, name, level = self.open
+        self.open = None
+        now, peak = self.gauge.lap()
+        if kind == "step" and level is not None:
+            step = self.steps[name]
+            step["rise"] = max(step["rise"], peak - level)
+
+    def _begin_step(self, key, name):
+        step = self.steps.setdefault(name, {"name": name, "count": 0, "levels": [], "rise": 0, "every": 1})
+        self._begin("step", name)
+        step["count"] += 1
+        self._total += 1
+        if (step["count"] - 1) % step["every"] == 0 and self.open[2] is not None:
+            step["levels"].append((step["count"], self.open[2]))
+            if len(step["levels"]) > _MOST_LEVELS:
+                step["levels"], step["every"] = step["levels"][::2], 2 * step["every"]
+        if self._total & (self._total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+            self.take_census()
+
+    def _here(self):
+        """Whether this is the script's own thread, running eagerly, outside whatever is counted already."""
+        return threading.get_ident() == self._thread and not self._in_call and self.tf.executing_eagerly()
+
+    # --- wrapped entry points
+
+    def install(self):
+        from tensorflow.python.client import session
+        from tensorflow.python.data.ops import iterator_ops
+        from tensorflow.python.eager import backprop
+        from tensorflow.python.eager.polymorphic_function import polymorphic_function
+        from tensorflow.python.framework import constant_op
+        from tensorflow.python.ops import resource_variable_ops
+
+        probe = self
+
+        def wrap(owner, name, make):
+            original = getattr(owner, name)
+            replacement = make(original)
+            replacement.__wrapped__ = original
+            setattr(owner, name, replacement)
+
+        def function_call(original):
+            def call(self, *args, **kwargs):
+                if not probe._here():
+                    return original(self, *args, **kwargs)
+                code = getattr(self.python_function, "__code__", None)
+                code = code or getattr(getattr(self.python_function, "__wrapped__", None), "__code__", None) or call.__code__
+                name = getattr(self.python_function, "__name__", "tf.function")
+                entry = probe.functions.setdefault(code, {"name": name, "place": _place(code), "own": _own(code), "calls": 0, "traces": 0, "late": 0})
+                entry["calls"] += 1
+                before = self.experimental_get_tracing_count()
+                if not probe._tape_open:
+                    probe._begin_step(code, f"{name} ({_place(code)})")
+                probe._in_call = True
+                try:
+                    return original(self, *args, **kwargs)
+                except BaseException:
+                    probe.note_failure()
+                    raise
+                finally:
+                    probe._in_call = False
+                    traced = self.experimental_get_tracing_count() - before
+                    entry["traces"] += traced
+                    if not probe._tape_open:
+                        probe._end()
+
+            return call
+
+        def tape_enter(original):
+            def enter(self):
+                if probe._here():
+                    frame = next(_own_frames(sys._getframe(1)), None)
+                    if frame is not None:
+                        probe._begin_step(frame.f_code, f"GradientTape ({_place(frame.f_code, frame.f_lineno)})")
+                        probe._tape_open = True
+                return original(self)
+
+            return enter
+
+        def tape_exit(original):
+            def leave(self, *exception):
+                if probe._here():
+                    probe._tape_open = False
+                    if exception and exception[0] is not None:
+                        probe.note_failure()
+                return original(self, *exception)
+
+            return leave
+
+        def iterator_made(original):
+            def made(self, dataset=None, *args, **kwargs):
+                if probe._here() and dataset is not None:
+                    probe.passes += 1
+                return original(self, dataset, *args, **kwargs)
+
+            return made
+
+        def iterator_next(original):
+            def take(self):
+                if not probe._here() or probe._tape_open:
+                    return original(self)
+                probe._begin("input", "a batch")
+                try:
+                    batch = original(self)
+                except StopIteration:
+                    raise
+                except BaseException:
+                    probe.note_failure()
+                    probe.see_buffers(self)
+                    raise
+                finally:
+                    probe._end()
+                if probe.batch_bytes is None:
+                    probe.batch_bytes = sum(map(_tensor_bytes, probe.tf.nest.flatten(batch)))
+                return batch
+
+            return take
+
+        def convert(original):
+            def to_eager(value, *args, **kwargs):
+                if isinstance(value, np.ndarray) and value.nbytes > meter.MIB // 16:
+                    probe.converted["bytes"] += value.nbytes
+                    if value.nbytes > probe.converted["largest"]:
+                        probe.converted.update(largest=value.nbytes, place=_where())
+                return original(value, *args, **kwargs)
+
+            return to_eager
+
+        def variable_made(original):
+            def made(self, *args, **kwargs):
+                original(self, *args, **kwargs)
+                handle, size = getattr(self, "_handle", None), _variable_bytes(self)
+                # In a graph a handle is only a symbol; what an assignment returns is a view with the handle of another.
+                if hasattr(handle, "numpy") and size > _SMALL and type(self).__name__ != "_UnreadVariable":
+                    probe.handles.append((weakref.ref(handle), size))
+
+            return made
+
+        def session_run(original):
+            def run(self, *args, **kwargs):
+                if threading.get_ident() == probe._thread:
+                    probe._begin_step(None, "Session.run")
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    probe._end()
+
+            return run
+
+        wrap(polymorphic_function.Function, "__call__", function_call)
+        wrap(backprop.GradientTape, "__enter__", tape_enter)
+        wrap(backprop.GradientTape, "__exit__", tape_exit)
+        wrap(iterator_ops.OwnedIterator, "__init__", iterator_made)
+        wrap(iterator_ops.OwnedIterator, "__next__", iterator_next)
+        wrap(constant_op, "convert_to_eager_tensor", convert)
+        wrap(session.BaseSession, "run", session_run)
+        wrap(resource_variable_ops.BaseResourceVariable, "__init__", variable_made)
+        self._forgive_late_settings()
+
+    def _forgive_late_settings(self):
+        """A script may configure devices and threads at its start, which is too late here: TensorFlow runs already."""
+        config = self.tf.config
+        settings = [
+            (config, "set_visible_devices"), (config, "set_logical_device_configuration"), (config.experimental, "set_memory_growth"),
+            (config.experimental, "set_visible_devices"), (config.experimental, "set_virtual_device_configuration"),
+            (config.threading, "set_intra_op_parallelism_threads"), (config.threading, "set_inter_op_parallelism_threads"),
+        ]  # fmt: skip
+        for owner, name in settings:
+            original = getattr(owner, name)
+
+            def forgiving(*args, _original=original, _name=name, **kwargs):
+                try:
+                    return _original(*args, **kwargs)
+                except RuntimeError:
+                    self.ignored.append(_name)
+
+            setattr(owner, name, forgiving)
+
+    # --- what is alive
+
+    def see_buffers(self, iterator):
+        """Note the bytes that each stage of a running iterator buffers (tf.data's own model of its pipeline)."""
+        try:
+            model = self.tf.data.experimental.get_model_proto(iterator)
+        except (ValueError, TypeError, AttributeError, self.tf.errors.OpError):
+            return
+        for node in model.nodes.values():
+            held = node.buffered_bytes or (node.bytes_produced if node.name.startswith("Cache") else 0)
+            name = f"{node.name}, {node.buffered_elements} elements" if node.buffered_elements else node.name
+            if held > self.buffers.get(node.name, (0, ""))[0]:
+                self.buffers[node.name] = (held, name)
+
+    def note_failure(self):
+        """Remember the interval in which an exception began, before unwinding closes it."""
+        if self.failed is None and self.open is not None:
+            now, peak = self.gauge.lap()
+            self.failed = {"kind": self.open[0], "name": self.open[1], "level": self.open[2], "peak": peak}
+
+    def take_census(self, frames=()):
+        """What is alive now, by kind, in bytes."""
+        gc.collect()
+        classes = {}
+        found = {"variables": [], "tensors": [], "iterators": [], "models": [], "optimizers": [], "graphs": 0, "operations": 0, "distributed": []}
+        for thing in gc.get_objects():
+            kind = classes.get(type(thing))
+            if kind is None:
+                kind = classes[type(thing)] = _kind(type(thing))
+            if kind == "graphs":
+                found["graphs"] += 1
+                found["operations"] += thing.version
+            elif kind:
+                found[kind].append(thing)
+        for iterator in found["iterators"]:
+            self.see_buffers(iterator)
+        slots = {id(_plain(v)) for optimizer in found["optimizers"] for v in getattr(optimizer, "variables", []) if not callable(v)}
+        trainable, inner, models = set(), set(), []
+        for model in found["models"]:
+            inner.update(id(part) for part in _parts(model) if part is not model)
+            trainable.update(id(_plain(v)) for v in getattr(model, "trainable_variables", []))
+        for model in found["models"]:
+            if id(model) not in inner:
+                size = sum(_variable_bytes(_plain(v)) for v in getattr(model, "variables", []))
+                if size:
+                    models.append((type(model).__name__, size))
+        replicas = sum((len(d.values) - 1) * _variable_bytes(d.values[0]) for d in found["distributed"])
+        sizes = Counter()
+        for variable in found["variables"]:
+            group = "slots" if id(variable) in slots else "weights" if id(variable) in trainable or (not models and variable.trainable) else "other variables"
+            sizes[group] += _variable_bytes(variable)
+        self.handles = [(handle, size) for handle, size in self.handles if handle() is not None]
+        holders = self._holders(frames)
+        census = {
+            "step": self._total,
+            "level": self.gauge.tensors_now(),
+            **{group: sizes[group] for group in ("weights", "slots", "other variables")},
+            "held": sum({id(handle()): size for handle, size in self.handles}.values()),
+            "replicas": replicas,
+            "tensors": sum(map(_tensor_bytes, found["tensors"])),
+            "arrays": sum(size for _, _, size in holders["arrays"]),
+            "models": models,
+            "graphs": found["graphs"],
+            "operations": found["operations"],
+            "holders": holders,
+        }
+        self.censuses.append(census)
+        return census
+
+    def _holders(self, frames):
+        """Which names of the script hold tensors and arrays: {"tensors": [(name, number, bytes)], "arrays": …}, largest first."""
+        names = {}
+        for frame in [*frames, *_own_frames(sys._getframe(1))]:
+            scope = frame.f_code.co_name
+            for name, value in [*frame.f_globals.items(), *frame.f_locals.items()]:
+                if not name.startswith("__"):
+                    names.setdefault((id(value), name), (f"{name} in {scope}()" if name in frame.f_locals and scope != "<module>" else name, value))
+        seen, tensors, arrays = set(), [], []
+        for name, value in names.values():
+            count = {"tensors": [0, 0], "arrays": [0, 0]}
+            _weigh(value, count, seen, _DEPTH)
+            for kind, rows in (("tensors", tensors), ("arrays", arrays)):
+                if count[kind][1]:
+                    rows.append((name, *count[kind]))
+        return {"tensors": sorted(tensors, key=lambda row: -row[2])[:5], "arrays": sorted(arrays, key=lambda row: -row[2])[:5]}
+
+    # --- report
+
+    def facts(self):
+        return {
+            "steps": list(self.steps.values()),
+            "passes": self.passes,
+            "batch_bytes": self.batch_bytes,
+            "functions": list(self.functions.values()),
+            "converted": dict(self.converted),
+            "buffers": sorted(self.buffers.values(), reverse=True),
+            "censuses": self.censuses[:1] + self.censuses[1:][-20:],
+            "open": None if self.open is None else {"kind": self.open[0], "name": self.open[1], "level": self.open[2]},
+            "failed": self.failed,
+            "ignored": sorted(set(self.ignored)),
+        }
+
+    def send(self):
+        self._sent = time.monotonic()
+        meter.on_facts(self.facts())
+
+
+def _tensor_bytes(tensor):
+    try:
+        return tensor.shape.num_elements() * tensor.dtype.size
+    except (AttributeError, TypeError, ValueError):  # a resource, a ragged or a sparse tensor, a deleted one
+        return 0
+
+
+def _variable_bytes(variable):
+    try:
+        return math.prod(variable.shape) * variable.dtype.size
+    except (AttributeError, TypeError, ValueError):
+        return 0
+
+
+def _plain(variable):
+    """The tf.Variable behind a Keras 3 variable, or the variable itself."""
+    return getattr(variable, "_value", variable)
+
+
+def _parts(model):
+    try:
+        return list(model._flatten_layers())
+    except Exception:  # a model that is not built, or half taken apart
+        return []
+
+
+def _kind(kind):
+    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
+    ends = lambda *wanted: any(name.endswith(end) for name in names for end in wanted)  # noqa: E731
+    if ends("resource_variable_ops.BaseResourceVariable"):
+        return "variables"
+    if ends("ops.EagerTensor", "ops._EagerTensorBase"):
+        return "tensors"
+    if ends("iterator_ops.OwnedIterator"):
+        return "iterators"
+    if ends("values.DistributedVariable"):
+        return "distributed"
+    if ends("keras.src.models.model.Model", "keras.src.engine.training.Model"):
+        return "models"
+    if ends("keras.src.optimizers.base_optimizer.BaseOptimizer", "keras.src.optimizers.optimizer._BaseOptimizer"):
+        return "optimizers"
+    return "graphs" if ends("framework.ops.Graph") else ""
+
+
+def _weigh(value, count, seen, depth):
+    """Add the tensors and arrays that a value reaches through containers and attributes."""
+    if id(value) in seen or len(seen) > _MOST_ITEMS:
+        return
+    kind = type(value)
+    if kind.__name__ == "EagerTensor":
+        seen.add(id(value))
+        count["tensors"][0] += 1
+        count["tensors"][1] += _tensor_bytes(value)
+    elif isinstance(value, np.ndarray):
+        base = value if value.base is None else value.base
+        if id(base) not in seen:
+            seen.update((id(base), id(value)))
+            count["arrays"][0] += 1
+            count["arrays"][1] += value.nbytes if not isinstance(base, np.ndarray) else base.nbytes
+    elif depth:
+        if isinstance(value, dict):
+            items = list(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)) or kind.__name__ == "deque":
+            items = list(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value) and "tensorflow" not in kind.__module__ and kind.__name__ != "module":
+            items = list(vars(value).values())
+        elif hasattr(value, "__self__") and not isinstance(value.__self__, type):
+            items = [value.__self__]
+        else:
+            return
+        seen.add(id(value))
+        for item in items:
+            _weigh(item, count, seen, depth - 1)
+
+
+def examine(target, args):
+    """In the arm: run target(*args) with the probes installed. Its exception goes on; the facts are sent either way."""
+    import tensorflow as tf
+
+    probe = Probe(meter.active, tf)
+    probe.install()
+    frames = []
+    try:
+        return target(*args)
+    except BaseException as error:
+        probe.note_failure()
+        trace = error.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        raise
+    finally:
+        probe._end()
+        probe.take_census([frame for frame in frames if _own(frame.f_code)])
+        probe.send()
