@@ -170,7 +170,7 @@ class _Child:
             pass
 
     def read(self, seconds):
-        """Events and text that arrive within `seconds`: yields ("event", tuple) and ("text", str)."""
+        """What arrives within `seconds`: yields ("event", tuple), ("text", str) from standard output, ("log", str) from standard error."""
         for key, _ in self.selector.select(seconds):
             stream = key.fileobj
             try:
@@ -184,6 +184,7 @@ class _Child:
                     if stream is self.process.stdout:
                         yield "text", block.decode(errors="replace")
                     else:
+                        yield "log", block.decode(errors="replace")
                         self.log.append(block)
                         while sum(map(len, self.log)) > _LOG_BYTES:
                             self.log.popleft()
@@ -223,8 +224,8 @@ def _watch(child, result, plot, allowed, timeout):
     outside = psutil.Process(child.process.pid)
     while True:
         for kind, item in child.read(SAMPLE_SECONDS):
-            if kind == "text":
-                result.output = (result.output + item)[-_LOG_BYTES:]
+            if kind in ("text", "log"):
+                _hear(result, plot, kind, item)
             elif item[0] == "start":
                 _, zero, process_zero, result.device = item
             elif item[0] == "tensors":
@@ -239,7 +240,7 @@ def _watch(child, result, plot, allowed, timeout):
             elif item[0] == "facts":
                 result.facts = item[1]
             elif item[0] == "done":
-                _finish(child, result, *item[1:])
+                _finish(child, result, plot, *item[1:])
                 return
         now = time.monotonic()
         elapsed = now - (zero or born)
@@ -280,10 +281,17 @@ def _death(code, log):
     return f"the process of the arm died of {name}: {why}{after}"
 
 
-def _finish(child, result, seconds, figures, packed, error):
+def _hear(result, plot, kind, text):
+    if kind == "text":
+        result.output = (result.output + text)[-_LOG_BYTES:]
+    plot.hear(kind, text)
+
+
+def _finish(child, result, plot, seconds, figures, packed, error):
     result.seconds, result.figures = seconds, figures
     while child.selector.select(0):  # what it wrote before it reported is in the pipes already
-        result.output += "".join(item for kind, item in child.read(0) if kind == "text")
+        for kind, item in child.read(0):
+            _hear(result, plot, kind, item)
     if error is None:
         try:
             result.value = cloudpickle.loads(packed)

@@ -87,6 +87,9 @@ class TerminalPlot:
 
     stopped = False
 
+    def hear(self, kind, text):
+        """What the arm writes, as it comes; here it waits for the end."""
+
     def update(self, result, elapsed, started):
         if sys.stderr.isatty():
             now = mib(result.tensors[-1][1]) if result.tensors else "starting"
@@ -126,6 +129,9 @@ class NotebookPlot:
     @property
     def stopped(self):
         return self._stop.is_set()
+
+    def hear(self, kind, text):
+        """What the arm writes waits for the end: printing now would fight with the widget over the cell's output."""
 
     def update(self, result, elapsed, started):
         if time.monotonic() - self._drawn < REDRAW_SECONDS:

@@ -53,11 +53,12 @@ class Probe:
     def __init__(self, gauge, tf):
         self.gauge, self.tf = gauge, tf
         self.steps = {}  # key: {"name", "count", "levels": [(number, bytes)], "rise": bytes}
-        self.passes = 0
+        self.passes = []  # bytes in use when each pass over a data set began
         self.batch_bytes = None
         self.functions = {}  # code: {"name", "place", "calls", "traces"}
         self.converted = {"bytes": 0, "largest": 0, "place": ""}
-        self.buffers = {}  # stage: bytes, the most that was seen
+        self.buffers = {}  # stage: (bytes, its name), the most that was seen
+        self.elements = weakref.WeakKeyDictionary()  # iterator: {stage: bytes of one element}
         self.censuses = []
         self.ignored = []
         self.open = None  # (kind, name, level at its start) of the interval that runs now
@@ -67,6 +68,7 @@ class Probe:
         self.handles = []  # (weak reference, bytes) of each variable's memory, which a graph can keep after the variable has gone
         self._sent = 0.0
         self._total = 0
+        self._known = weakref.WeakSet()
         self._thread = threading.get_ident()
 
     # --- intervals
@@ -129,8 +131,11 @@ class Probe:
                 code = getattr(self.python_function, "__code__", None)
                 code = code or getattr(getattr(self.python_function, "__wrapped__", None), "__code__", None) or call.__code__
                 name = getattr(self.python_function, "__name__", "tf.function")
-                entry = probe.functions.setdefault(code, {"name": name, "place": _place(code), "own": _own(code), "calls": 0, "traces": 0, "late": 0})
+                entry = probe.functions.setdefault(code, {"name": name, "place": _place(code), "own": _own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
                 entry["calls"] += 1
+                if self not in probe._known:
+                    probe._known.add(self)
+                    entry["instances"] += 1
                 before = self.experimental_get_tracing_count()
                 if not probe._tape_open:
                     probe._begin_step(code, f"{name} ({_place(code)})")
@@ -144,6 +149,9 @@ class Probe:
                     probe._in_call = False
                     traced = self.experimental_get_tracing_count() - before
                     entry["traces"] += traced
+                    if traced and len(entry["traced_at"]) < _MOST_LEVELS:
+                        entry["traced_at"].append(entry["calls"])
+                        entry["changing"] = entry["changing"] or _python_value(args, kwargs)
                     if not probe._tape_open:
                         probe._end()
 
@@ -173,8 +181,10 @@ class Probe:
         def iterator_made(original):
             def made(self, dataset=None, *args, **kwargs):
                 if probe._here() and dataset is not None:
-                    probe.passes += 1
-                return original(self, dataset, *args, **kwargs)
+                    probe.passes.append(probe.gauge.tensors_now())
+                original(self, dataset, *args, **kwargs)
+                if dataset is not None:
+                    probe.elements[self] = _element_bytes(dataset)
 
             return made
 
@@ -268,8 +278,13 @@ class Probe:
         except (ValueError, TypeError, AttributeError, self.tf.errors.OpError):
             return
         for node in model.nodes.values():
-            held = node.buffered_bytes or (node.bytes_produced if node.name.startswith("Cache") else 0)
-            name = f"{node.name}, {node.buffered_elements} elements" if node.buffered_elements else node.name
+            held, number = node.buffered_bytes, node.buffered_elements
+            if node.name.startswith("Cache"):
+                held, number = node.bytes_produced, node.num_elements
+            one = self.elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))
+            if one is not None and number and held > 1.5 * number * one:
+                continue  # tf.data counts a slice of an array as the whole array; such elements share its memory
+            name = f"{node.name}, {number} elements"
             if held > self.buffers.get(node.name, (0, ""))[0]:
                 self.buffers[node.name] = (held, name)
 
@@ -298,7 +313,7 @@ class Probe:
         slots = {id(_plain(v)) for optimizer in found["optimizers"] for v in getattr(optimizer, "variables", []) if not callable(v)}
         trainable, inner, models = set(), set(), []
         for model in found["models"]:
-            inner.update(id(part) for part in _parts(model) if part is not model)
+            inner.update(id(part) for part in [*_parts(model), getattr(model, "_functional", None)] if part is not model)
             trainable.update(id(_plain(v)) for v in getattr(model, "trainable_variables", []))
         for model in found["models"]:
             if id(model) not in inner:
@@ -350,7 +365,8 @@ class Probe:
     def facts(self):
         return {
             "steps": list(self.steps.values()),
-            "passes": self.passes,
+            "passes": self.passes[: _MOST_LEVELS // 2] + self.passes[_MOST_LEVELS // 2 :][-_MOST_LEVELS // 2 :],
+            "number_of_passes": len(self.passes),
             "batch_bytes": self.batch_bytes,
             "functions": list(self.functions.values()),
             "converted": dict(self.converted),
@@ -366,11 +382,32 @@ class Probe:
         meter.on_facts(self.facts())
 
 
+def _python_value(args, kwargs):
+    """The first argument that is a Python number or text, which a tf.function traces anew for every value."""
+    for name, value in [*enumerate(args, 1), *kwargs.items()]:
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            return f"{name} is a Python {type(value).__name__} such as {value!r}"
+    return ""
+
+
 def _tensor_bytes(tensor):
     try:
         return tensor.shape.num_elements() * tensor.dtype.size
     except (AttributeError, TypeError, ValueError):  # a resource, a ragged or a sparse tensor, a deleted one
         return 0
+
+
+def _element_bytes(dataset):
+    """{stage: bytes of one element} of a pipeline's stages that buffer, where their shapes are known."""
+    found = {}
+    while dataset is not None:
+        stage = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V1")
+        try:
+            found[stage] = sum(shape.num_elements() * dtype.size for shape, dtype in zip(dataset._flat_shapes, dataset._flat_types))
+        except (AttributeError, TypeError, ValueError):
+            pass
+        dataset = getattr(dataset, "_input_dataset", None)
+    return found
 
 
 def _variable_bytes(variable):

@@ -128,21 +128,36 @@ class ArmResult:
         return self
 
 
+_WANTED = re.compile(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)")
+
+
+def oom_sizes(error):
+    """(bytes that were wanted, bytes in use) of an out-of-memory ArmError; None for what its message and dump do not tell.
+
+    Only the dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
+    """
+    found = _WANTED.search(error.traceback)
+    by_xla = re.findall(r"while trying to allocate ([\d.]+\s?[KMG]?i?B)", error.traceback)
+    wanted = _tensor_bytes(*found.groups()) if found else parse_size(by_xla[-1]) if by_xla else None
+    dumped = re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", error.log)
+    return wanted, parse_size(dumped[-1]) if dumped else None
+
+
+def _tensor_bytes(shape, dtype):
+    return math.prod(int(n) for n in shape.split(",") if n) * _DTYPE_BYTES[dtype] if dtype in _DTYPE_BYTES else None
+
+
 def explain_oom(message, log, budget):
     """One readable sentence from TensorFlow's message and the allocator's dump: which tensor, its bytes, what was in use."""
-    found = re.search(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)", message)
+    found = _WANTED.search(message)
     op = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
     where = f" in {op[1]}" if op else ""
     if not found:  # XLA words it differently: "Out of memory while trying to allocate …"
         lines = message.strip().splitlines() or ["no message"]
         return f"Out of memory{where}: " + next((line.strip() for line in lines if "ut of memory" in line), lines[0])
-    # Only the dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
-    dumped = re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", log)
-    in_use = parse_size(dumped[-1]) if dumped else None
-    shape, dtype = [int(n) for n in found[1].split(",") if n], found[2]
-    size = math.prod(shape) * _DTYPE_BYTES[dtype] if dtype in _DTYPE_BYTES else None
+    size, in_use = oom_sizes(ArmError("oom", "", traceback=message, log=log))
     return (
-        f"Out of memory{where}: no room for a tensor of shape {shape}, {dtype} = {mib(size)}, "
+        f"Out of memory{where}: no room for a tensor of shape [{found[1].replace(',', ', ')}], {found[2]} = {mib(size)}, "
         f"with {mib(in_use)} in use of a budget of {mib(budget)}"
     )
 
