@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from queue import Empty
 
 import psutil
@@ -42,6 +43,16 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_configure(config):
     # A conftest's hooks see only the items of its own folder; as a plugin they see the notebooks in labs/ too.
     config.pluginmanager.register(NotebookRuns())
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The doctor's confusion table: what the trouble was, and what the doctor named first."""
+    reports = [report for group in ("passed", "failed") for report in terminalreporter.stats.get(group, [])]
+    pairs = Counter(tuple(value) for report in reports for name, value in report.user_properties if name == "doctor")
+    if pairs:
+        terminalreporter.section("doctor: trouble → named first, runs")
+        for (trouble, named), number in sorted(pairs.items()):
+            terminalreporter.line(f"{trouble:25} → {named:25} {number:3}" + ("" if trouble == named else "  WRONG"))
 
 
 class NotebookRuns:
