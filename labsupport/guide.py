@@ -59,7 +59,7 @@ def _phrases():
 
 
 def search(query):
-    """[(lab, the phrase that fits best)], best first; all labs with their first symptom for a query without words.
+    """[(lab, up to two of its phrases that fit best)], best first; all labs with their first symptom for a query without words.
 
     A phrase scores by the words it shares with the query, a rare one more than a common one. Typed halfway, a word
     counts for those that it begins; misspelt, for the one most like it.
@@ -73,21 +73,22 @@ def search(query):
         if count:
             fits.append((alike, math.log(1 + len(_phrases()) / count)))
     if not _words(query):
-        return [(lab, lab.symptom) for lab in labs().values()]
-    best = {}
+        return [(lab, [lab.symptom]) for lab in labs().values()]
+    scored = {}
     for lab, phrase, words in _phrases():
-        hit = sum(weight for alike, weight in fits if alike & words)
-        score = (round(hit, 6), -len(words))  # of two that say the same, the shorter one
-        if hit and score > best.get(lab, ((0, 0), ""))[0]:
-            best[lab] = score, phrase
-    top = max((score[0] for score, _ in best.values()), default=0)
-    found = sorted((item for item in best.items() if item[1][0][0] > 0.5 * top), key=lambda item: item[1][0], reverse=True)
-    return [(lab, phrase) for lab, (_, phrase) in found]
+        score = round(sum(weight for alike, weight in fits if alike & words), 6)
+        # Of two that have the same words, the one that has them in the same order; else the shorter one.
+        scored.setdefault(lab, []).append((score, query.strip().lower() in phrase.lower(), -len(words), phrase))
+    best = {lab: sorted(found, reverse=True) for lab, found in scored.items()}
+    top = max(found[0][0] for found in best.values())
+    fitting = sorted((lab for lab in best if best[lab][0][0] > 0.5 * top), key=lambda lab: best[lab][0][:3], reverse=True)
+    alike = {lab: [phrase for score, *_, phrase in best[lab] if score == best[lab][0][0] and phrase != lab.title] for lab in fitting}
+    return [(lab, alike[lab][:2] or [lab.symptom]) for lab in fitting]
 
 
-def link(lab, words=None):
+def link(lab, words):
     """A link to a lab as HTML, for a page in labs/."""
-    return f'<a href="{lab.name}.ipynb">{html.escape(words or lab.number)}</a>'
+    return f'<a href="{lab.name}.ipynb">{html.escape(words)}</a>'
 
 
 def _table(query):
@@ -95,13 +96,15 @@ def _table(query):
     found = search(query)
     if not found:
         return "<p>No lab mentions any of these words. Try the first line of the error message, or one word of it.</p>"
+    left = '<{0} style="text-align:left">'.format  # JupyterLab sets tables to the right, as for numbers
     rows = [
-        f"<tr><td>{link(lab)}</td><td><b>{link(lab, lab.title)}</b><br>{html.escape(phrase)}</td>"
-        f"<td>{', '.join(link(labs()[needed]) for needed in lab.needs) or '–'}</td><td>{html.escape(lab.time)}</td></tr>"
-        for lab, phrase in found
+        f"<tr><td>{lab.number}</td>{left('td')}<b>{link(lab, lab.title)}</b><br>{'<br>'.join(map(html.escape, phrases))}</td>"
+        f"{left('td')}{', '.join(link(labs()[needed], needed) for needed in lab.needs) or '–'}</td>"
+        f"{left('td')}{html.escape(lab.time).replace(', ', ',<br>')}</td></tr>"
+        for lab, phrases in found
     ]
     count = f"{len(found)} of {len(labs())} labs, the best fit first" if query.strip() else f"all {len(labs())} labs"
-    head = "<tr><th>lab</th><th>what you would search for</th><th>builds on</th><th>time</th></tr>"
+    head = f"<tr><th>lab</th>{left('th')}what you would search for</th>{left('th')}builds on</th>{left('th')}time</th></tr>"
     return f"<p>{count}</p><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 

@@ -113,7 +113,7 @@ class Progress(_Shown):
                 "title": lab.title,
                 "exercises passed": f"{len(passed)} of {len(lab.exercises)}",
                 "verdicts seen": f"{len(seen)} of {len(lab.claims)}",
-                "guess": "–" if guess is None else f"{guess.factor:.2g} × measured",
+                "guess ÷ measured": "–" if guess is None else f"{guess.factor:.2g}",
             }
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -127,8 +127,8 @@ class Progress(_Shown):
         ).strip()
 
     def html(self):
-        frame = self.frame.assign(title=[link(labs()[number], labs()[number].title) for number in self.frame.index])
-        return f"<p>{self.summary}</p>" + frame.to_html(border=0, escape=False)
+        frame = self.frame.assign(title=[f'<div style="text-align:left">{link(labs()[number], labs()[number].title)}</div>' for number in self.frame.index])
+        return f"<p>{self.summary}</p>" + frame.rename(columns={"title": "lab"}).to_html(border=0, escape=False)
 
     def figure(self):
         """A row a lab: what there is to do as outlines, what is done filled in."""
