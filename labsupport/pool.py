@@ -84,10 +84,13 @@ def _machines(people):
     for claim, on in sorted(verdicts.items()):
         judged = {verdict for found in on.values() for verdict in found.values()} - {"not testable here"}
         cells = [", ".join(f"{v} ({n})" if len(on[m]) > 1 else v for v, n in Counter(on[m].values()).items()) if m in on else "–" for m in letters]
-        mark = '<span class="differ">≠ differ</span>' if len(judged) > 1 else ""
+        mark = '<span class="differ" role="img" aria-label="differ">≠</span>' if len(judged) > 1 else ""
         table.append([claim, _esc(claims()[claim]["claim"]), mark, *cells])
-    found = _table(["", "claim", "", *letters.values()], table) if table else "<p>Nobody has seen a verdict yet.</p>"
-    return page, found + "<p>In brackets: on how many participants' runs. ≠: the verdicts differ, which a claim that depends on the machine explains.</p>"
+    if not table:
+        return page, "<p>Nobody has seen a verdict yet.</p>"
+    differ = sum(bool(row[2]) for row in table)
+    words = f"<p>{differ} of {len(table)} claims came out differently, marked ≠: look for what these machines do not share. In brackets: on how many participants' runs.</p>"
+    return page, words + _table(["", "claim", "", *letters.values()], table)
 
 
 def _exercises(people):
@@ -113,7 +116,7 @@ def pool(paths):
     title = "What this class guessed and measured"
     page = (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1><p>{len(people)} participants.</p>"
+        f"<style>{STYLE}</style></head><body><h1>{title}</h1><p>{len(people)} participant{'s' * (len(people) > 1)}.</p>"
         + (f"<h2>Left out</h2><ul>{left_out}</ul>" if problems else "")
         + f"<h2>Predictions against measurements</h2>{_guesses(people)}<h2>Verdicts on each machine</h2>{verdicts}"
         f"<h2>Machines</h2>{machines}<h2>Exercises</h2>{_exercises(people)}</body></html>"

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from labsupport.guide import labs, link
@@ -195,7 +196,7 @@ def factors_figure(axes, points):
     reach = max(4.0, *(1.3 * max(factor, 1 / factor) for _, factor, _ in points))
     for place, factor, hollow in points:
         axes.plot([place, place], [1, factor], color="#999999", lw=1, zorder=1)
-        axes.plot(place, factor, "o", ms=8, color=COLOURS[1], mfc="none" if hollow else COLOURS[1], zorder=3)
+        axes.plot(place, factor, "o", ms=8, mec=rcParams["axes.edgecolor"], mfc="none" if hollow else COLOURS[1], zorder=3)
     axes.axhline(1, color=COLOURS[2], lw=2, zorder=2)
     axes.set_yscale("log", base=2)
     axes.set_ylim(1 / reach, reach)
