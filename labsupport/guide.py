@@ -100,11 +100,11 @@ def _table(query):
     rows = [
         f"<tr><td>{lab.number}</td>{left('td')}<b>{link(lab, lab.title)}</b><br>{'<br>'.join(map(html.escape, phrases))}</td>"
         f"{left('td')}{', '.join(link(labs()[needed], needed) for needed in lab.needs) or '–'}</td>"
-        f"{left('td')}{html.escape(lab.time).replace(', ', ',<br>')}</td></tr>"
+        f"{left('td')}{html.escape(lab.time.rpartition(', ')[2].removesuffix(' to work through'))}</td></tr>"
         for lab, phrases in found
     ]
     count = f"{len(found)} of {len(labs())} labs, the best fit first" if query.strip() else f"all {len(labs())} labs"
-    head = f"<tr><th>lab</th>{left('th')}what you would search for</th>{left('th')}builds on</th>{left('th')}time</th></tr>"
+    head = f"<tr><th>lab</th>{left('th')}what you would search for</th>{left('th')}builds on</th>{left('th')}minutes</th></tr>"
     return f"<p>{count}</p><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 

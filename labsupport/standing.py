@@ -29,16 +29,22 @@ class FirstGuess:
         return self.guess / self.measured
 
 
+def _lab(entry):
+    """The lab that an entry belongs to; None for a notebook of the learner's own."""
+    lab = labs().get(entry["lab"][:2])
+    return lab if lab and lab.name == entry["lab"] else None
+
+
 def first_guesses(kept):
     """The guess of each lab that counts, in order of time. A learner who runs a lab again knows the answer by then."""
     found, shown = {}, set()
     for entry in kept:
-        number, guess, measured = entry["lab"][:2], entry.get("guess_mib"), entry.get("measured_mib")
-        if entry["kind"] != "guess" or number not in labs() or not measured or not 0 < measured < math.inf:
+        lab, guess, measured = _lab(entry), entry.get("guess_mib"), entry.get("measured_mib")
+        if not lab or entry["kind"] != "guess" or not measured or not 0 < measured < math.inf:
             continue
-        if 0 < guess < math.inf and number not in found:
-            found[number] = FirstGuess(number, guess, measured, number in shown)
-        shown.add(number)
+        if 0 < guess < math.inf and lab.number not in found:
+            found[lab.number] = FirstGuess(lab.number, guess, measured, lab.number in shown)
+        shown.add(lab.number)
     return list(found.values())
 
 
@@ -46,7 +52,7 @@ def standing(kept):
     """{lab's number: (numbers of the exercises passed, claims whose verdict was seen)} for each lab that has an entry."""
     found = {}
     for entry in kept:
-        if lab := labs().get(entry["lab"][:2]):
+        if lab := _lab(entry):
             passed, seen = found.setdefault(lab.number, (set(), set()))
             if entry["kind"] == "exercise" and entry["passed"] and entry["number"] in lab.exercises:
                 passed.add(entry["number"])

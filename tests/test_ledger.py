@@ -13,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labsupport import exercise, ledger, standing, verdict
 from labsupport.claims import VerdictError
+from labsupport.guide import labs
 from labsupport.ledger import current_lab, entries, record
 from labsupport.predict import Guess
 
@@ -139,12 +140,12 @@ def test_off_keeps_nothing(file, tmp_path, monkeypatch):
     assert "LABSUPPORT_LEDGER is set to off" in str(standing.progress())
 
 
-def guess_in(lab, guess, measured=100.0):
-    return {"kind": "guess", "lab": lab, "guess_mib": guess, "measured_mib": measured}
+def guess_in(number, guess, measured=100.0):
+    return {"kind": "guess", "lab": labs()[number].name, "guess_mib": guess, "measured_mib": measured}
 
 
 def test_the_first_guess_counts_and_one_after_the_answer_is_marked():
-    kept = [guess_in("01_a", 10.0), guess_in("01_a", 100.0), guess_in("02_b", 0.0), guess_in("02_b", 99.0), guess_in("03_c", 5.0, None), guess_in("04_d", -1.0)]
+    kept = [guess_in("01", 10.0), guess_in("01", 100.0), guess_in("02", 0.0), guess_in("02", 99.0), guess_in("03", 5.0, None), guess_in("04", -1.0), {**guess_in("05", 9.0), "lab": "05_my_own"}]
     assert [(g.lab, g.factor, g.late) for g in standing.first_guesses(kept)] == [("01", 0.1, False), ("02", 0.99, True)]
 
 
@@ -158,7 +159,7 @@ def test_the_first_guess_counts_and_one_after_the_answer_is_marked():
     ],
 )
 def test_the_tendency_is_told_as_it_is(guesses, words):
-    assert words in standing.tendency(standing.first_guesses([guess_in(f"{i:02}_lab", float(g)) for i, g in enumerate(guesses)]))
+    assert words in standing.tendency(standing.first_guesses([guess_in(f"{i:02}", float(g)) for i, g in enumerate(guesses)]))
 
 
 def test_the_tests_themselves_write_to_no_ledger():
