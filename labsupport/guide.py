@@ -91,7 +91,7 @@ def link(lab, words):
     return f'<a href="{lab.name}.ipynb">{html.escape(words)}</a>'
 
 
-def _table(query):
+def table(query):
     """The labs that fit as HTML: a still table, which stays in the saved notebook."""
     found = search(query)
     if not found:
@@ -120,6 +120,6 @@ def find_lab(query=""):
         style={"description_width": "initial"}, layout={"width": "95%", "max_width": "44em"},
     )  # fmt: skip
     show_widget(box, "Run this cell to search the table below by symptom.")
-    table = display(HTML(_table(query)), display_id=True)
+    shown = display(HTML(table(query)), display_id=True)
     # The table is no widget: JupyterLab opens its links in a tab, and a saved notebook keeps it.
-    box.observe(lambda change: table.update(HTML(_table(change["new"]))), "value")
+    box.observe(lambda change: shown.update(HTML(table(change["new"]))), "value")

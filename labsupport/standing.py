@@ -12,6 +12,8 @@ from labsupport.ledger import LedgerError, entries, ledger_path
 from labsupport.picture import COLOURS, bundle
 
 FEW = 4  # guesses, below which no tendency is told
+REAL = (1e-6, 1e9)  # MiB; a guess beyond is none
+FARTHEST = 1024  # the factor at which a picture ends; typing bytes in place of MiB shall not squeeze the rest
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ def first_guesses(kept):
     found, shown = {}, set()
     for entry in kept:
         lab, guess, measured = _lab(entry), entry.get("guess_mib"), entry.get("measured_mib")
-        if not lab or entry["kind"] != "guess" or not measured or not 0 < measured < math.inf:
+        if not lab or entry["kind"] != "guess" or not measured or not REAL[0] < measured < REAL[1]:
             continue
-        if 0 < guess < math.inf and lab.number not in found:
+        if REAL[0] < guess < REAL[1] and lab.number not in found:
             found[lab.number] = FirstGuess(lab.number, guess, measured, lab.number in shown)
         shown.add(lab.number)
     return list(found.values())
@@ -198,16 +200,19 @@ class Guesses(_Shown):
 
 
 def factors_figure(axes, points):
-    """Draw (place, factor, hollow) on a logarithmic axis around 1 ×, the measurement. Returns nothing."""
-    reach = max(4.0, *(1.3 * max(factor, 1 / factor) for _, factor, _ in points))
+    """Draw (place, factor, hollow) on a logarithmic axis around 1 ×, the measurement. A triangle points to what lies beyond."""
+    reach = 1.3 * min(max(4, *(max(factor, 1 / factor) for _, factor, _ in points)), FARTHEST)
     for place, factor, hollow in points:
+        marker = "^" if factor > FARTHEST else "v" if factor < 1 / FARTHEST else "o"
+        factor = min(max(factor, 1 / FARTHEST), FARTHEST)
         axes.plot([place, place], [1, factor], color="#999999", lw=1, zorder=1)
-        axes.plot(place, factor, "o", ms=8, mec=rcParams["axes.edgecolor"], mfc="none" if hollow else COLOURS[1], zorder=3)
+        axes.plot(place, factor, marker, ms=8, mec=rcParams["axes.edgecolor"], mfc="none" if hollow else COLOURS[1], zorder=3)
     axes.axhline(1, color=COLOURS[2], lw=2, zorder=2)
     axes.set_yscale("log", base=2)
     axes.set_ylim(1 / reach, reach)
-    steps = [2.0**step for step in range(1, 40) if 2.0**step <= reach]
-    steps = steps[:: -(-len(steps) // 3)]
+    steps = [2.0**step for step in range(1, 11) if 2.0**step <= reach]
+    every = -(-len(steps) // 3)
+    steps = steps[every - 1 :: every]
     axes.set_yticks([1 / s for s in reversed(steps)] + [1] + steps, [f"{s:,.0f} × too low" for s in reversed(steps)] + ["as measured"] + [f"{s:,.0f} × too high" for s in steps])
     axes.minorticks_off()
     axes.grid(axis="y", alpha=0.3)

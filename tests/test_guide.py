@@ -7,14 +7,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labsupport.guide import labs, search
+from labsupport.guide import labs, search, table
 
 LABS = Path(__file__).parents[1] / "labs"
 
 
-def test_the_saved_start_page_links_every_lab():
+def test_the_saved_start_page_is_up_to_date_and_links_every_lab():
     book = nbformat.read(LABS / "start_here.ipynb", as_version=4)
     pages = [output["data"]["text/html"] for cell in book.cells for output in cell.get("outputs", []) if "text/html" in output.get("data", {})]
+    assert pages[0] == table(""), "labs or data/map.toml have changed: run `make labs NAMES=start_here`"
     assert set(re.findall(r'href="(\w+\.ipynb)"', pages[0])) == {path.name for path in LABS.glob("[0-9]*.ipynb")}
     assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code"), "committed without having been run"
 

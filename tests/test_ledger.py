@@ -26,7 +26,7 @@ def file(tmp_path, monkeypatch):
     """A ledger of its own, in a lab that a learner has open."""
     path = tmp_path / "folder" / "ledger.jsonl"
     monkeypatch.setenv("LABSUPPORT_LEDGER", str(path))
-    monkeypatch.setenv("JPY_SESSION_NAME", f"/home/learner/{LAB}")
+    monkeypatch.setenv("JPY_SESSION_NAME", f"/srv/learner/{LAB}")
     return path
 
 
@@ -53,7 +53,7 @@ def test_guess_exercise_and_verdict_land_in_the_ledger(file):
 @pytest.mark.parametrize(
     "session, lab",
     [
-        (f"/home/learner/{LAB}", "01_image_stacking"),
+        (f"/srv/learner/{LAB}", "01_image_stacking"),
         ("labs/01_image_stacking-Copy1.ipynb", "01_image_stacking"),
         ("labs/solutions/01_image_stacking.ipynb", None),
         ("my own notes.ipynb", None),

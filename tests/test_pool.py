@@ -61,6 +61,7 @@ def test_a_class_in_one_page_that_asks_nothing_of_the_network(write):
     people = [participant(NASTY, 50.0, "holds", 4, 0), participant("blue", 400.0, "fails", 8, 1), participant("red", 100.0, "holds", 8, 2)]
     page, problems = pool([write(f"{i}.json", person) for i, person in enumerate(people)])
     assert problems == []
+    pool([write("far.json", {**people[0], "entries": [{**people[0]["entries"][0], "guess_mib": guess} for guess in (10**400, float("nan"), 1e8)]})])
     tags = Tags(page)
     assert "script" not in [tag for tag, _ in tags.found] and NASTY in tags.text
     assert all(value.startswith("data:") for _, given in tags.found for name, value in given.items() if name in ("src", "srcset", "href"))
