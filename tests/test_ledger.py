@@ -124,10 +124,11 @@ def test_what_cannot_be_written_is_said_once_and_the_lab_goes_on(file, monkeypat
     assert [entry["number"] for entry in kept] == [2] and damaged == 1
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write into a read-only folder")
 def test_a_read_only_folder(file, capsys):
     ledger._say_once.cache_clear()
     file.parent.mkdir(mode=0o500)
+    if os.access(file.parent, os.W_OK):
+        pytest.skip("this user may write into a read-only folder, as root does")
     record("exercise", number=1, passed=True)
     assert "Permission denied" in capsys.readouterr().out
 
