@@ -1,4 +1,4 @@
-# make lab     set up once, then open JupyterLab on the first lab   (make lab ARGS=--no-browser on a server)
+# make lab     set up once, then open JupyterLab on the start page   (make lab ARGS=--no-browser on a server)
 # make test    set up once, then everything that CI runs
 # make labs    write the notebooks from labs/source and run them    (NAMES=01_image_stacking for one)
 # make report  run all labs and write the claims report, build/report.html
@@ -15,7 +15,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 .PHONY: lab test labs report bench newest
 
 lab: $(READY)
-	$(BIN)/jupyter lab $(ROOT) $(ARGS) $(firstword $(sort $(wildcard labs/[0-9]*.ipynb)))
+	$(BIN)/jupyter lab $(ROOT) $(ARGS) labs/start_here.ipynb
 
 test: $(READY)
 	$(BIN)/python labs/build.py --check

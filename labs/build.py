@@ -1,11 +1,12 @@
 """Make the notebooks from labs/source: `python labs/build.py [--check] [--execute] [NAME ...]`.
 
 From one percent script come the lab, where everything between `# BEGIN SOLUTION` and `# END SOLUTION` is
-replaced by `# your code here`, and labs/solutions/NAME.ipynb with the solution in place.
+replaced by `# your code here`, and labs/solutions/NAME.ipynb with the solution in place (not for the start page).
 --execute runs each lab so that it is committed with its figures; --check only tells what is out of step.
 """
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -43,9 +44,13 @@ def in_step(book, path):
 
 def execute(book):
     """Run a lab in labs/ as its reader would; an error ends the build with the cell's traceback."""
+    os.environ["LABSUPPORT_LEDGER"] = os.devnull  # a committed page shows nobody's own guesses and progress
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
+    book.metadata.pop("widgets", None)  # a box or slider without its kernel would look alive; its text says to run the cell
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran says nothing and changes in every build
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
 def main():
@@ -54,7 +59,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is out of step")
     parser.add_argument("--execute", action="store_true", help="run each lab and keep its outputs")
     options = parser.parse_args()
-    sources = sorted((LABS / "source").glob("[0-9]*.py"))
+    sources = sorted((LABS / "source").glob("*.py"))
     unknown = set(options.names) - {source.stem for source in sources}
     if unknown:
         parser.error(f"no such lab: {', '.join(sorted(unknown))}; there are {', '.join(s.stem for s in sources)}")
@@ -62,7 +67,8 @@ def main():
     for source in sources:
         if options.names and source.stem not in options.names:
             continue
-        for folder, solved in ((LABS, False), (LABS / "solutions", True)):
+        folders = [(LABS, False)] + [(LABS / "solutions", True)] * ("# BEGIN SOLUTION" in source.read_text())
+        for folder, solved in folders:
             path, book = folder / f"{source.stem}.ipynb", notebook(source, solved)
             if options.check:
                 if not in_step(book, path):

@@ -15,6 +15,8 @@ _HOME = {
     "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
     "claims": ("verdict", "untestable"),
     "course": ("load_tensorflow", "explore", "choose", "exercise"),
+    "guide": ("find_lab",),
+    "standing": ("progress", "guesses"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -1,26 +1,71 @@
-"""`python -m labsupport …`: what is used from a terminal."""
+"""`python -m labsupport`: doctor, progress, export, pool. A new command is a function here and a parser in main()."""
 
 import argparse
 import sys
+from pathlib import Path
 
 from labsupport import doctor
 from labsupport.arm import ArmSetupError
 from labsupport.budget import BudgetError
+from labsupport.ledger import LedgerError, ledger_path
+
+
+def show_progress(options):
+    from labsupport import guesses, progress
+
+    print(progress())
+    print(guesses())
+
+
+def write_export(options):
+    from labsupport.exchange import export
+
+    name, number = export(options.file, options.name)
+    print(f"{options.file}: {number} entries of {ledger_path()}, named {name!r}. It is plain text: read it before you hand it in.")
+
+
+def write_pool(options):
+    from labsupport.pool import pool
+
+    if options.output.resolve() in {file.resolve() for file in options.files}:
+        raise LedgerError(f"{options.output} is one of the files to pool: give the page another name")
+    page, problems = pool(options.files)
+    options.output.write_text(page, encoding="utf-8", errors="replace")  # names may hold anything
+    for problem in problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    print(f"{options.output}: {len(options.files) - len(problems)} of {len(options.files)} files")
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m labsupport")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser = argparse.ArgumentParser(prog="python -m labsupport", description="Keep TensorFlow training inside its memory: beside the labs")
+    commands = parser.add_subparsers(metavar="command", required=True)
+
     doctor.add_command(commands)
+
+    command = commands.add_parser("progress", help="your labs, exercises and guesses as text")
+    command.set_defaults(command=show_progress)
+
+    command = commands.add_parser("export", help="a copy of your ledger to hand in")
+    command.add_argument("file", type=Path, help="a new file, such as mine.json")
+    command.add_argument("--name", help="what you want to be called in the pooled page (default: a random name)")
+    command.set_defaults(command=write_export)
+
+    command = commands.add_parser("pool", help="the exports of a class in one HTML page")
+    command.add_argument("files", type=Path, nargs="+", metavar="file", help="exported ledgers")
+    command.add_argument("-o", "--output", type=Path, required=True, help="the page, such as class.html")
+    command.set_defaults(command=write_pool)
+
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     options, unknown = parser.parse_known_args(words[:split], argparse.Namespace(arguments=words[split + 1 :]))
     if unknown:
-        parser.error(f"not understood: {' '.join(unknown)}; what is meant for the script goes after --")
+        parser.error(f"not understood: {' '.join(unknown)}; what is meant for the doctor's script goes after --")
     try:
         return options.command(options)
     except (ArmSetupError, BudgetError) as error:
         parser.error(str(error))
+    except (LedgerError, OSError) as error:
+        sys.exit(f"{error}")
     except KeyboardInterrupt:
         return 130
 

@@ -5,6 +5,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+from labsupport.ledger import record
+
 VERDICT_MIME = "application/vnd.labsupport.verdict+json"
 VERDICTS = ("holds", "partly", "fails", "not testable here")
 _LOOK = {"holds": ("✔", "#009E73"), "partly": ("◐", "#E69F00"), "fails": ("✘", "#D55E00"), "not testable here": ("?", "#777777")}
@@ -51,6 +53,7 @@ def verdict(claim_id, expected, *, tests, figures, because, flips, unit="MiB"):
         raise VerdictError(f"there is no claim {claim_id!r}; data/claims.toml has {', '.join(claims())}")
     figures = {name: value if value is None or isinstance(value, (bool, str)) else round(float(value), 4) for name, value in figures.items()}
     found, outcomes = judge(figures, tests)
+    record("verdict", id=claim_id, verdict=found, figures=figures, unit=unit)  # also one that contradicts the text: machines differ
     if found not in (expected, "not testable here"):
         raise VerdictError(f"{claim_id}: the text says \"{expected}\", but the figures say \"{found}\": {outcomes} with {figures}")
     if found == "not testable here":
@@ -62,6 +65,7 @@ def untestable(claim_id, *, reason, command):
     """Record that a claim cannot be tested on this machine: why not, and the command that would test it."""
     if claim_id not in claims():
         raise VerdictError(f"there is no claim {claim_id!r}; data/claims.toml has {', '.join(claims())}")
+    record("verdict", id=claim_id, verdict="not testable here", figures={}, unit="")
     _show(claim_id, "not testable here", reason, f"run {command}", {}, {}, {}, "")
 
 

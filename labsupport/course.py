@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager, redirect_stdout
 
 from labsupport.budget import machine_memory, mib
+from labsupport.ledger import record
 from labsupport.picture import describe_plots
 
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
@@ -96,6 +97,7 @@ def exercise(number, hint):
         passed, reason = True, ""
     except Exception as error:
         passed, reason = False, str(error) or f"{type(error).__name__}: the code does not do it yet"
+    record("exercise", number=number, passed=passed)
     from IPython.display import display
 
     text = f"Exercise {number}: passed" if passed else f"Exercise {number}: not yet. {reason}\nHint: {hint}"

@@ -8,6 +8,7 @@ import pandas as pd
 
 from labsupport.budget import MIB
 from labsupport.course import show_widget
+from labsupport.ledger import record
 
 # State a parameter, as a multiple of the weights (Keras optimizers of the same names, default arguments).
 SLOTS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}
@@ -105,6 +106,7 @@ class Guess:
     def __init__(self, question, given):
         import ipywidgets
 
+        self._question = question
         style = {"description_width": "initial"}
         self._box = ipywidgets.FloatText(value=given, description="My guess (MiB):", style=style)
         show_widget(ipywidgets.VBox([ipywidgets.HTML(f"<b>{question}</b>"), self._box]), f"{question} (run this cell to enter a guess)")
@@ -114,7 +116,8 @@ class Guess:
         return self._box.value
 
     def against(self, measured_mib):
-        """One sentence: the guess beside what was measured."""
+        """One sentence: the guess beside what was measured. Both go into the learner's ledger."""
+        record("guess", question=self._question, guess_mib=self.mib, measured_mib=measured_mib)
         if measured_mib is None:
             return f"You guessed {self.mib:,.0f} MiB; the measured figure is unavailable here."
         if not self.mib:

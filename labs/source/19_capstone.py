@@ -26,7 +26,7 @@ import capstone_check
 import numpy as np
 
 from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, run, tensor_mib,
+    choose, compare, exercise, expect_oom, explore, guess, guesses, load_tensorflow, phase, predicted_vs_measured, run, tensor_mib,
 )  # fmt: skip
 
 tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
@@ -343,3 +343,12 @@ with exercise(2, "Images: decode them when they are wanted, and shuffle the file
 with exercise(3, "Go through the checker's table row by row; the lab of each row has the cure."):
     missing = report.missing("tight")
     assert not missing, missing
+
+# %% [markdown]
+# ### Your guesses over the whole course
+#
+# Each lab asked you for a number before it measured. How far off were you at first, and how far lately? (The
+# [start page](start_here.ipynb) shows this too.)
+
+# %%
+guesses()

@@ -1,0 +1,52 @@
+"""The start page leads from a symptom to the right lab, and builds on nothing that is not there."""
+
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from labsupport.guide import labs, search, table
+
+LABS = Path(__file__).parents[1] / "labs"
+
+
+def test_the_saved_start_page_is_up_to_date_and_links_every_lab():
+    book = nbformat.read(LABS / "start_here.ipynb", as_version=4)
+    pages = [output["data"]["text/html"] for cell in book.cells for output in cell.get("outputs", []) if "text/html" in output.get("data", {})]
+    assert pages[0] == table(""), "labs or data/map.toml have changed: run `make labs NAMES=start_here`"
+    assert set(re.findall(r'href="(\w+\.ipynb)"', pages[0])) == {path.name for path in LABS.glob("[0-9]*.ipynb")}
+    assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code"), "committed without having been run"
+
+
+def test_prerequisites_exist_and_come_in_an_order():
+    TopologicalSorter({number: lab.needs for number, lab in labs().items()}).prepare()  # raises CycleError
+    assert all(set(lab.needs) <= labs().keys() for lab in labs().values())
+    assert all(lab.symptom and lab.title and lab.time and len(lab.exercises) >= 2 and len(lab.symptoms) >= 2 for lab in labs().values())
+
+
+@pytest.mark.parametrize(
+    "typed, number",
+    [
+        ("OOM when allocating tensor", "01"),
+        ("kernel died", "01"),
+        ("memory grows every epoch", "07"),
+        ("retracing warning", "08"),
+        ("retrcing", "08"),
+        ("Retra", "08"),
+        ("shuffle buffer", "03"),
+        ("WARNING:tensorflow:5 out of the last 5 calls to <function f at 0x7f> triggered tf.function retracing.", "08"),
+        ("IndexedSlices", "12"),
+        ("histogram_freq", "18"),
+        ("evaluation OOM", "04"),
+        ("nvidia-smi full after clear_session", "07"),
+    ],
+)
+def test_a_symptom_leads_to_its_lab(typed, number):
+    assert search(typed)[0][0].number == number
+
+
+def test_without_words_all_labs_and_for_nonsense_none():
+    assert [lab.number for lab, _ in search(" 12 ")] == list(labs())
+    assert search("xyzzy") == []
