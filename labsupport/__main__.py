@@ -36,7 +36,7 @@ def write_pool(options):
     print(f"{options.output}: {len(options.files) - len(problems)} of {len(options.files)} files")
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m labsupport", description="Keep TensorFlow training inside its memory: beside the labs")
     commands = parser.add_subparsers(metavar="command", required=True)
 
@@ -55,7 +55,7 @@ def main():
     command.add_argument("-o", "--output", type=Path, required=True, help="the page, such as class.html")
     command.set_defaults(command=write_pool)
 
-    words = sys.argv[1:]
+    words = sys.argv[1:] if arguments is None else arguments
     split = words.index("--") if "--" in words else len(words)
     options, unknown = parser.parse_known_args(words[:split], argparse.Namespace(arguments=words[split + 1 :]))
     if unknown:
