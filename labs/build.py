@@ -46,6 +46,9 @@ def execute(book):
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran says nothing and changes in every build
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output["data"].pop("text/html", None)  # the same picture for JupyterLab; see bundle()
 
 
 def main():
