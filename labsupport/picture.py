@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+import textwrap
 
 import numpy as np
 from matplotlib.container import BarContainer, ErrorbarContainer
@@ -16,6 +17,7 @@ from labsupport.budget import MIB
 COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 LINES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1))]
 BUDGET = "#7F0000"
+_ON_LINES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # behind words that lie on curves
 
 
 def style(index):
@@ -52,13 +54,13 @@ def _curves(axes, results, story):
         axes.plot(seconds, size / MIB, "X", color=colour, ms=11, mec="black", zorder=5)
         late = seconds > 0.5 * right
         axes.annotate(text, (seconds, size / MIB), xytext=(-10 if late else 10, -6), textcoords="offset points", va="top",
-                      ha="right" if late else "left", fontweight="bold")  # fmt: skip
+                      ha="right" if late else "left", fontweight="bold", bbox=_ON_LINES)  # fmt: skip
     given = {result.budget for result in results if result.budget_given}
     if story == "tensors":
         for budget in given:
             axes.axhline(budget / MIB, color=BUDGET, lw=1.5, ls=(0, (6, 3)))
-            axes.annotate(f"budget {budget / MIB:.0f} MiB", (0.99, budget / MIB), xycoords=("axes fraction", "data"),
-                          va="bottom", ha="right", color=BUDGET)  # fmt: skip
+            axes.annotate(f"budget {budget / MIB:.0f} MiB", (0.99, budget / MIB), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                          textcoords="offset points", va="bottom", ha="right", color=BUDGET, bbox=_ON_LINES)  # fmt: skip
     if len(results) == 1:
         for index, phase in enumerate(results[0].phases):
             axes.axvspan(phase.start, phase.end, color="#56B4E9", alpha=0.30 if index % 2 else 0.15, lw=0)
@@ -92,11 +94,11 @@ def arm_figure(result):
 
 def compare_figure(results, story):
     """All arms: curves on one time and one byte axis on the left, exact peak and end as bars on the right."""
-    figure = Figure(figsize=(10, 3.2 + 0.25 * max(len(results) - 3, 0)), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(9, 3.6 + 0.3 * max(len(results) - 3, 0)), layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     _curves(left, results, story)
     if left.get_legend_handles_labels()[0]:
-        left.legend(frameon=False, fontsize=9)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=min(len(results), 3), frameon=False)
     names = ("peak", "end") if story == "tensors" else ("process_peak", "process_end")
     for index, result in enumerate(results):
         peak, end = (result.figures[name] for name in names)
@@ -106,11 +108,11 @@ def compare_figure(results, story):
         if end is not None and result.ok:
             right.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
         text = "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f" ({result.outcome})")
-        right.annotate(text, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points")
+        right.annotate(text, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES)
     if story == "tensors":
         for budget in {result.budget for result in results if result.budget_given}:
             right.axvline(budget / MIB, color=BUDGET, lw=1.5, ls=(0, (6, 3)))
-    right.set_yticks(range(len(results)), [result.label for result in results])
+    right.set_yticks(range(len(results)), [textwrap.fill(result.label, 22, break_long_words=False) for result in results])
     right.invert_yaxis()
     right.set_xlim(right=right.get_xlim()[1] * 1.25 or 1)
     right.set_xlabel("MiB: bar = peak, hatched = at the end")
