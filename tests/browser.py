@@ -135,3 +135,16 @@ def set_theme(page, theme):
     """Switch between "light" and "dark" as the Settings menu does."""
     page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", THEMES[theme])
     page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=str(theme == "light").lower())
+
+
+def run_cells_above(page, number):
+    """Run the cells before the number-th and wait for them; raises what JupyterLab raises."""
+    page.evaluate(
+        """async number => {
+            const panel = window.jupyterapp.shell.currentWidget;
+            await panel.sessionContext.ready;
+            panel.content.activeCellIndex = number;
+            await window.jupyterapp.commands.execute('notebook:run-all-above');
+        }""",
+        number,
+    )

@@ -11,25 +11,30 @@ from pathlib import Path
 from browser import ROOT, THEMES, jupyterlab, open_notebook, open_page, set_theme
 
 WIDTHS = (1280, 1024)
-TALLEST = 16_000  # pixels; Chromium draws no taller picture
+HEIGHT = 4000
 
 
 def photograph(page, target, name):
-    """Both themes and widths of the notebook that is open, each whole in one picture; a very long one ends early."""
+    """Both themes and widths of the notebook that is open, from top to bottom; returns the number of pictures."""
+    taken = 0
+    panel = page.locator(".jp-WindowedPanel-outer")
     for theme in THEMES:
         set_theme(page, theme)
         for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            inside = page.locator(".jp-WindowedPanel-outer").evaluate("panel => panel.scrollHeight - panel.clientHeight")
-            page.set_viewport_size({"width": width, "height": min(900 + inside, TALLEST)})
-            page.wait_for_timeout(500)  # resized and drawn
-            page.screenshot(path=target / f"{name}-{theme}-{width}.png")
+            page.set_viewport_size({"width": width, "height": HEIGHT})
+            for part in range(panel.evaluate("panel => Math.ceil(panel.scrollHeight / panel.clientHeight)")):
+                panel.evaluate("(panel, part) => panel.scrollTo(0, part * panel.clientHeight)", part)
+                page.wait_for_timeout(300)  # scrolled and drawn
+                page.screenshot(path=target / f"{name}-{theme}-{width}-{part + 1}.png")
+                taken += 1
+    return taken
 
 
 def main():
     target = ROOT / "build" / "looks"
     target.mkdir(parents=True, exist_ok=True)
     labs = [lab for lab in sorted((ROOT / "labs").glob("[0-9]*.ipynb")) if not sys.argv[1:] or lab.stem in sys.argv[1:]]
+    taken = 0
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "labs").mkdir()
         for lab in labs:  # copies, so that nothing is saved into the committed ones
@@ -38,8 +43,8 @@ def main():
             for number, lab in enumerate(labs, 1):
                 print(f"{number} of {len(labs)}: {lab.stem}", flush=True)
                 open_notebook(page, server, Path(folder), lab.name)
-                photograph(page, target, lab.stem)
-    print(f"{target.relative_to(ROOT)}: {len(labs) * len(THEMES) * len(WIDTHS)} pictures")
+                taken += photograph(page, target, lab.stem)
+    print(f"{target.relative_to(ROOT)}: {taken} pictures")
 
 
 if __name__ == "__main__":
