@@ -183,7 +183,7 @@ def _bar_words(axes):
         label = labels.get(colour(container), "")  # parts of a stack carry their label once, and the same colour
         for bar, value in zip(container.patches, container.datavalues):
             if flat and not names:  # one row of pieces: what counts is where they lie
-                series.setdefault(label, []).append(f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}")
+                series.setdefault(label or ("hatched" if bar.get_hatch() else ""), []).append(f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}")
                 continue
             name = _named(names, bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2)
             known = not np.isnan(value)
