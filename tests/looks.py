@@ -36,7 +36,7 @@ def main():
     labs = [lab for lab in sorted((ROOT / "labs").glob("[0-9]*.ipynb")) if not sys.argv[1:] or lab.stem in sys.argv[1:]]
     taken = 0
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "labs").mkdir()
+        shutil.copytree(ROOT / "labs" / "images", Path(folder) / "labs" / "images")
         for lab in labs:  # copies, so that nothing is saved into the committed ones
             shutil.copy(lab, Path(folder) / "labs")
         with jupyterlab(Path(folder)) as server, open_page(server) as page:

@@ -20,7 +20,7 @@ from labsupport.picture import COLOURS, LINES, bundle, describe, style
 sys.path.append(str(ROOT / "labs"))
 from build import without_markup  # noqa: E402
 
-SHOWN = ["02_arrays_into_datasets", "12_shapes_and_layers", "17_more_than_one_device"]  # many verdicts, wide tables, long labels
+SHOWN = ["02_arrays_into_datasets", "12_shapes_and_layers"]  # many verdicts, wide tables, long labels
 SAMPLER = [
     """
     import matplotlib.pyplot as plt
@@ -200,6 +200,7 @@ def test_committed_labs_fit_and_are_legible(page, server, course, name):
     for theme in THEMES:
         set_theme(page, theme)
         assert [too_wide(page) for _ in each_width(page)] == [[], []], theme
+        page.locator(".jp-OutputArea-output div[style*='border-left']").last.evaluate("box => box.scrollIntoView({block: 'end'})")
         # JupyterLab ignores the alt of a bare PNG; see bundle().
         assert not axe(page, rules={"image-alt": {"enabled": False}}), theme
 
