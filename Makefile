@@ -2,6 +2,7 @@
 # make test    set up once, then everything that CI runs
 # make labs    write the notebooks from labs/source and run them    (NAMES=01_image_stacking for one)
 # make report  run all labs and write the claims report, build/report.html
+# make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
 # make newest  the tests with the newest versions in place of the pinned ones, in an environment of their own
 
@@ -12,7 +13,7 @@ READY := $(VENV)/.ready
 # Started as root, as in many containers, Jupyter wants to be told that this is meant.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab test labs report bench newest
+.PHONY: lab test labs report looks bench newest
 
 lab: $(READY)
 	$(BIN)/jupyter lab $(ROOT) $(ARGS) labs/start_here.ipynb
@@ -28,6 +29,9 @@ labs: $(READY)
 
 report: $(READY)
 	$(BIN)/python labs/report.py $(ARGS)
+
+looks: $(READY)
+	$(BIN)/python tests/looks.py $(NAMES)
 
 bench: $(READY)
 	$(BIN)/python tests/bench.py

@@ -42,6 +42,14 @@ def in_step(book, path):
     return facts(nbformat.read(path, as_version=4)) == facts(book)
 
 
+def without_markup(book):
+    """Drop from every picture its copy as HTML, which only JupyterLab needs; see bundle() in labsupport/picture.py."""
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output["data"].pop("text/html", None)
+
+
 def execute(book):
     """Run a lab in labs/ as its reader would; an error ends the build with the cell's traceback."""
     os.environ["LABSUPPORT_LEDGER"] = os.devnull  # a committed page shows nobody's own guesses and progress
@@ -51,6 +59,7 @@ def execute(book):
         cell.metadata.pop("execution", None)  # when it ran says nothing and changes in every build
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    without_markup(book)
 
 
 def main():

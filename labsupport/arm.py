@@ -308,6 +308,7 @@ def _finish(child, result, plot, seconds, figures, packed, error):
     calls = [(name, int(line)) for name, line, _ in error["frames"]]
     # An error inside a graph arrives where the graph was called; its text tells where the operation was written.
     calls += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', error["message"])]
+    calls = reversed(dict.fromkeys(reversed(calls)))  # both may name the same line; once is enough, the innermost stays last
     frames = [(_place(name), line, _source(name, line)) for name, line in calls if _is_own(name)]
     text = re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', error["message"])
     stack = "".join(f"  {_place(name)}, line {line}, in {scope}\n    {_source(name, line)}\n" for name, line, scope in error["frames"])

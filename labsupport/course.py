@@ -48,23 +48,29 @@ def show_widget(widget, text):
 def explore(function, **controls):
     """Call function again whenever a control moves, and show what it prints.
 
-    controls: name=(least, most[, step]) makes a slider, name=[choices] a menu; each starts at the function's default.
+    controls: name=(least, most[, step]) makes a number box and a slider, name=[choices] a menu; each starts at the function's default.
     This is not ipywidgets.interact: its Output widget answers over the channel on which nbclient waits for the cell's
     own reply, which can then be missed until the cell's time-out.
     """
     import ipywidgets
 
-    parts = {}
+    parts, rows = {}, []
     for name, allowed in controls.items():
         start = inspect.signature(function).parameters[name].default
-        shared = {"value": start, "description": name.replace("_", " "), "style": {"description_width": "initial"}}
+        named = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
         if isinstance(allowed, list):
-            parts[name] = ipywidgets.Dropdown(options=allowed, **shared)
+            parts[name] = ipywidgets.Dropdown(options=allowed, value=start, **named)
+            rows.append(parts[name])
             continue
         whole = all(isinstance(number, int) for number in (start, *allowed))
         step = allowed[2] if len(allowed) > 2 else 1 if whole else (allowed[1] - allowed[0]) / 100
-        slider = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
-        parts[name] = slider(min=allowed[0], max=allowed[1], step=step, layout={"width": "30em"}, **shared)
+        slider, box = (ipywidgets.IntSlider, ipywidgets.BoundedIntText) if whole else (ipywidgets.FloatSlider, ipywidgets.BoundedFloatText)
+        shared = {"min": allowed[0], "max": allowed[1], "step": step, "value": start}
+        parts[name] = slider(readout=False, layout={"width": "20em"}, **shared)
+        # A box of the same value: ipywidgets gives sliders no name that a screen reader could say, and it takes exact numbers.
+        typed = box(layout={"width": "18em"}, **shared, **named)
+        ipywidgets.jslink((parts[name], "value"), (typed, "value"))
+        rows.append(ipywidgets.HBox([typed, parts[name]]))
     answer = ipywidgets.HTML()
 
     def show(_=None):
@@ -76,7 +82,7 @@ def explore(function, **controls):
 
     for part in parts.values():
         part.observe(show, "value")
-    show_widget(ipywidgets.VBox([*parts.values(), answer]), show() + "(run this cell to move the sliders)")
+    show_widget(ipywidgets.VBox([*rows, answer]), show() + "(run this cell to move the sliders)")
 
 
 def choose(scale, quick, full):

@@ -1,7 +1,7 @@
 """The live memory plot: a widget that moves while an arm runs, and leaves a still picture behind.
 
 Drawn as SVG text, not with matplotlib: a redraw costs well under a millisecond, where a PNG would take
-a tenth of a core away from the arm that is being measured. It also takes its colours from the page's theme.
+a tenth of a core away from the arm that is being measured. It also takes the colour of the text around it, in whatever theme.
 """
 
 import html
@@ -16,7 +16,6 @@ from labsupport.meter import Phase
 
 REDRAW_SECONDS = 0.3
 _W, _H, _LEFT, _BOTTOM, _TOP = 720, 240, 62, 34, 14
-_INK = "var(--jp-ui-font-color1, currentColor)"
 
 
 def _thin(points, most=240):
@@ -38,7 +37,7 @@ def svg(result, elapsed):
         f"{mib(result.tensors[-1][1] if result.tensors else None)}, budget {mib(result.budget)}"
     )
     out = [
-        f'<svg viewBox="0 0 {_W} {_H}" width="100%" style="max-width:{_W}px;color:{_INK}" role="img" '
+        f'<svg viewBox="0 0 {_W} {_H}" width="100%" style="max-width:{_W}px" role="img" '
         f'aria-label="{html.escape(label)}" font-family="sans-serif" font-size="12" fill="currentColor">'
     ]
     running = [Phase(name, start, elapsed, None, None) for name, start in result.open_phases]

@@ -1,0 +1,150 @@
+"""JupyterLab in a real browser, for the tests that look at what a learner sees."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SWITCHES = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+# Keep every cell in the page, also those that are scrolled out of sight; do not ask about news.
+SETTINGS = {"notebook-extension/tracker": '{"windowingMode": "none"}', "apputils-extension/notification": '{"fetchNews": "false"}'}
+
+
+def chromium():
+    """The path of the system's browser. Without one the test is skipped; in CI, which installs one, it fails."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        missing = "no Chromium found: install Debian's package `chromium` to run the browser tests"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    return found
+
+
+def wait_for(condition, seconds, what):
+    """The first true value of condition(); fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    pytest.fail(f"{what}: not seen within {seconds} s")
+
+
+@contextlib.contextmanager
+def jupyterlab(folder):
+    """(process, address, browser) of a JupyterLab of its own over `folder`, which sends no request to the outside."""
+    browser = chromium()  # before the slow part
+    for name, text in SETTINGS.items():
+        file = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    environment = {
+        **os.environ,
+        "JUPYTER_TOKEN": "browser-test",
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+    }
+    log = folder / "server.log"
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+        "--LabApp.news_url=", "--expose-app-in-browser", f"--ServerApp.root_dir={folder}",
+    ]  # fmt: skip
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=stream, stderr=stream)
+    try:
+        address = wait_for(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), 60, "JupyterLab's address")[0]
+        yield process, address, browser
+    finally:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        process.terminate()
+        psutil.wait_procs(family, timeout=10)
+        for left in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+
+
+@contextlib.contextmanager
+def open_page(server, width=1200, height=1600):
+    """A page in the browser of a jupyterlab()."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=server[2], headless=True, args=SWITCHES)
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(60_000)
+        yield page
+        browser.close()
+
+
+def open_notebook(page, server, folder, name):
+    """Open labs/NAME in a folder served by jupyterlab(); returns its code cells once all are there and the kernel too."""
+    page.goto(f"{server[1]}lab/tree/labs/{name}?token=browser-test&reset")
+    sources = nbformat.read(folder / "labs" / name, as_version=4).cells
+    number = sum(cell.cell_type == "code" for cell in sources)
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    wait_for(lambda: cells.count() == number, 60, f"{number} code cells")
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")
+    return cells
+
+
+def prompt(cell):
+    return cell.locator(".jp-InputPrompt").inner_text().strip()
+
+
+def start_cell(page, cell):
+    """Run a cell as a person does; again if JupyterLab, still loading, did not take the keys."""
+    for _ in range(20):
+        assert not page.locator("dialog.jp-Dialog").count(), page.locator("dialog.jp-Dialog").first.inner_text()
+        cell.locator(".cm-content").click(timeout=10_000)
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(1500)
+        if prompt(cell) != "[ ]:":  # "[*]:" while it runs
+            return
+    pytest.fail(f"the cell does not start; its prompt is {prompt(cell)!r}")
+
+
+def finished(cell):
+    return re.fullmatch(r"\[\d+\]:", prompt(cell))
+
+
+def wait_until_finished(page, cell, seconds):
+    end = time.monotonic() + seconds
+    while not finished(cell):
+        if time.monotonic() > end:
+            status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
+            dialogs = page.locator("dialog").all_inner_texts()
+            pytest.fail(f"not finished in {seconds} s; prompt {prompt(cell)}, kernel {status}, {dialogs}:\n{cell.inner_text()}")
+        page.wait_for_timeout(100)
+
+
+def set_theme(page, theme):
+    """Switch between "light" and "dark" as the Settings menu does."""
+    page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", THEMES[theme])
+    page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=str(theme == "light").lower())
+
+
+def run_cells_above(page, number):
+    """Run the cells before the number-th and wait for them; raises what JupyterLab raises."""
+    page.evaluate(
+        """async number => {
+            const panel = window.jupyterapp.shell.currentWidget;
+            await panel.sessionContext.ready;
+            panel.content.activeCellIndex = number;
+            await window.jupyterapp.commands.execute('notebook:run-all-above');
+        }""",
+        number,
+    )
