@@ -81,10 +81,10 @@ def _show(claim_id, found, because, flips, figures, tests, outcomes, unit):
 
     claim = claims()[claim_id]["claim"]
     sign, colour = _LOOK[found]
-    numbers = figures_text(figures, unit)
+    numbers = f"Measured: {figures_text(figures, unit) or 'nothing'}"
     lines = [f"{'yes' if outcomes[words] else 'no'}: {words} ({tests[words]})" for words in outcomes]
-    text = "\n".join([f"{claim_id} {sign} {found}: \"{claim}\"", because, *lines, f"Measured: {numbers}", f"When it changes: {flips}"])
-    body = "<br>".join(html.escape(part) for part in [because, *lines, f"Measured: {numbers}", f"When it changes: {flips}"])
+    text = "\n".join([f"{claim_id} {sign} {found}: \"{claim}\"", because, *lines, numbers, f"When it changes: {flips}"])
+    body = "<br>".join(html.escape(part) for part in [because, *lines, numbers, f"When it changes: {flips}"])
     markup = (
         f'<div style="border-left:6px solid {colour};padding:4px 10px"><b>{claim_id} {sign} {found}</b>: '
         f"<i>{html.escape(claim)}</i><br>{body}</div>"

@@ -48,7 +48,7 @@ def build():
 
 # %%
 model = build()
-model.summary()
+model.summary(line_length=64)
 
 # %%
 my_guess = guess(f"Peak memory of one training step of this model with Adam and a batch of {BATCH}?", GUESS_MIB)

@@ -26,7 +26,7 @@ import pandas as pd
 
 from labsupport import (
     choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading, run,
-    tensor_mib, verdict,
+    verdict,
 )  # fmt: skip
 from labsupport.picture import COLOURS
 
@@ -55,7 +55,7 @@ def cnn(first=32, second=64, dense=128, strided=False):
     ])  # fmt: skip
 
 
-cnn().summary()
+cnn().summary(line_length=64)
 
 # %%
 my_guess = guess(f"Peak memory of one Adam step of this model with a batch of {BATCH}?", GUESS_MIB)

@@ -92,8 +92,8 @@ def draw_map(pieces, title):
     figure, axes = plt.subplots(figsize=(9, 1.5), layout="constrained")
     at = 0
     for state, size in pieces:
-        colour, hatch = (COLOURS[1], None) if state == "InUse" else ("white", "///")
-        axes.barh(0, size / 2**20, left=at / 2**20, color=colour, hatch=hatch, edgecolor="black", height=0.8)
+        colour, hatch, label = (COLOURS[1], None, "in use") if state == "InUse" else ("white", "///", "free")
+        axes.barh(0, size / 2**20, left=at / 2**20, color=colour, hatch=hatch, edgecolor="black", height=0.8, label=label)
         at += size
     axes.set(yticks=[], xlabel="place in the region (MiB): blue = in use, hatched = free", title=title, ylim=(-0.5, 0.5))
     plt.show()
