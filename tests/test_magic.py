@@ -1,5 +1,7 @@
 """The cell magic %%memory, in a real kernel."""
 
+import re
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -30,7 +32,7 @@ def figures(cell):
     """{row: text} of what %%memory shows under a cell, its title and its notes among them."""
     (text,) = [o.data["text/plain"] for o in cell.outputs if o.output_type == "display_data" and o.data["text/plain"]]
     title, *lines = text.splitlines()
-    return {"title": title, "text": text, **{name.strip(): value for name, _, value in (line.strip().partition("  ") for line in lines)}}
+    return {"title": title, "text": text, **{name.strip(): value.strip() for name, _, value in (line.strip().partition("  ") for line in lines)}}
 
 
 def mib(text):
@@ -63,7 +65,8 @@ def test_a_cell_is_measured():
 
     assert figures(failed)["held by"].startswith("kept 4.0 MiB")
     errors = [o for o in failed.outputs if o.output_type == "error"]
-    assert "1 / 0" in "".join(errors[0].traceback) and len(errors[1].traceback) == 1
+    assert "ZeroDivisionError: division by zero" in re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback))
+    assert len(errors) == 2 and len(errors[1].traceback) == 1, "the traceback must not be shown twice"
 
 
 def test_outside_ipython_it_says_where_it_belongs():
