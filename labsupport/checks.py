@@ -118,13 +118,13 @@ def _growth(n, grown, first, last, holders):
         alone = not set(python) - {"graphs"}
         lines.append(f"in TensorFlow's allocator: {_amount(grown['allocator'])} more" + (f": {meaning}; see lab {lab}" if alone else ""))
     if holders:
-        held = ", ".join(f"{name} (" + (mib(grown) if grown else f"{items} items") + " more)" for grown, items, name in holders[:3])
+        held = ", ".join(f"{name} (" + (_amount(grown) if grown else f"{items} items") + " more)" for grown, items, name in holders[:3])
         lines.append(f"names that hold more after these {n} calls: {held}")
     return [*lines, "to see where: python -m labsupport doctor your_script.py"]
 
 
-def _amount(bytes_a_call):
-    return mib(bytes_a_call) if bytes_a_call >= MIB / 10 else f"{bytes_a_call:,.0f} B"
+def _amount(amount):
+    return mib(amount) if amount >= MIB / 10 else f"{amount:,.0f} B"
 
 
 @dataclass
