@@ -14,6 +14,8 @@ _HOME = {
     "comparison": ("compare",),
     "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
     "claims": ("verdict", "untestable"),
+    "checks": ("memory_budget", "assert_no_growth"),
+    "magic": ("load_ipython_extension",),
     "course": ("load_tensorflow", "explore", "choose", "exercise"),
     "guide": ("find_lab",),
     "standing": ("progress", "guesses"),
