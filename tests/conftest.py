@@ -32,7 +32,7 @@ class TogetherWhereTheyBelong(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        return file if file.endswith((".ipynb", "test_browser.py", "test_capstone.py")) else nodeid
+        return file if file.endswith((".ipynb", "test_browser.py", "test_capstone.py", "test_classroom.py")) else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
