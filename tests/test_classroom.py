@@ -13,6 +13,8 @@ import psutil
 import pytest
 from test_browser import SWITCHES, chromium, start_cell, wait_for, wait_until_finished
 
+from labsupport.claims import VERDICT_MIME
+
 ROOT = Path(__file__).parents[1]
 CLASSROOM = ROOT / "labs" / "classroom"
 LIMIT = "3 GiB"  # what TEACHING.md recommends
@@ -203,6 +205,32 @@ def test_all_ends_with_the_hub(hub, learners):
     process.terminate()
     _, left = psutil.wait_procs(family, timeout=20)
     assert not left
+
+
+GUIDE = (CLASSROOM / "TEACHING.md").read_text()
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_the_guide_says_of_each_lab_what_the_lab_says(path):
+    """Minutes from its title table; figure and verdicts from its committed outputs."""
+    book = nbformat.read(path, as_version=4)
+    (row,) = [line.split(" | ") for line in GUIDE.splitlines() if line.startswith(f"| [{path.stem[:2]}](../{path.name}) | ")]
+    _, minutes, _, _, recorded, verdicts, _ = row
+    title = book.cells[0].source.replace("an hour", "60")
+    assert minutes == re.search(r"(\d+) to work through", title)[1]
+    outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
+    (measured,) = re.findall(r"No guess was made; measured were ([\d,.]+) MiB", "".join(output.get("text", "") for output in outputs))
+    assert float(recorded) == pytest.approx(float(measured.replace(",", "")), rel=0.1), "round the lab's figure again"
+    judged = [output["data"][VERDICT_MIME] for output in outputs if VERDICT_MIME in output.get("data", {})]
+    signs = {"holds": "✔", "partly": "◐", "fails": "✘"}
+    assert verdicts == (" ".join(f"{facts['id']} {signs[facts['verdict']]}" for facts in sorted(judged, key=lambda facts: facts["id"])) or "–")
+
+
+def test_the_guides_links_and_its_files_are_there():
+    links = re.findall(r"\]\(([^)]+)\)", GUIDE)
+    assert len(links) > 30 and not [link for link in links if not (CLASSROOM / link).exists()]
+    for name in ("labs/classroom/Dockerfile", "labs/classroom/jupyterhub_config.py", ".binder", "labs/solutions"):
+        assert name in GUIDE and (ROOT / name).exists()
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ if SPAWNER == "systemd":
     c.SystemdSpawner.isolate_tmp = True
     c.SystemdSpawner.disable_user_sudo = True
     c.Spawner.cmd = server
+    c.Spawner.environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 else:
     # Learners choose their password at their first login.
     c.JupyterHub.authenticator_class = "firstuse"
