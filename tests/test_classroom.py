@@ -79,7 +79,7 @@ def learners(hub, browser):
     pages = {}
     for name in ("ada", "bob"):
         page = browser.new_context(viewport={"width": 1200, "height": 1400}).new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(120_000)
         page.goto(f"{hub[0]}/hub/login?next=/hub/home")
         page.fill("#username_input", name)
         page.fill("#password_input", f"{name}'s own password")
@@ -147,8 +147,8 @@ def test_two_learners_measure_at_the_same_time_and_one_who_takes_too_much_harms_
     adas, bobs = open_cells(ada, hub, "ada", lab, TOO_MUCH), open_cells(bob, hub, "bob", lab, GOES_ON)
     start_cell(ada, adas[0])
     start_cell(bob, bobs[0])
-    wait_until_finished(ada, adas[0], 120)
-    wait_until_finished(bob, bobs[0], 120)
+    wait_until_finished(ada, adas[0], 180)
+    wait_until_finished(bob, bobs[0], 180)
     for cell in (adas[0], bobs[0]):
         assert "no room for a tensor of shape" in output(cell)
 
