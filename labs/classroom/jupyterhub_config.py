@@ -41,7 +41,7 @@ c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
 c.Spawner.mem_limit = MEMORY  # also reaches the learner's server as MEM_LIMIT, which the budgets of the labs respect
 c.Spawner.default_url = "/lab/tree/course/labs/00_where_memory_goes.ipynb"
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120  # thirty servers that start at once on a few cores take their time
-server = ["sh", str(COURSE / "labs" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
+server = ["/bin/sh", str(COURSE / "labs" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
 
 if SPAWNER == "systemd":
     # A control group for each learner, which limits the sum of all their processes. Needs root, and a Linux account
@@ -51,7 +51,6 @@ if SPAWNER == "systemd":
     c.SystemdSpawner.isolate_tmp = True
     c.SystemdSpawner.disable_user_sudo = True
     c.Spawner.cmd = server
-    c.Spawner.environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 else:
     # Learners choose their password at their first login.
     c.JupyterHub.authenticator_class = "firstuse"
