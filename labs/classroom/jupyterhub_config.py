@@ -61,7 +61,7 @@ if SPAWNER == "docker":
     c.JupyterHub.spawner_class = "docker"
     c.DockerSpawner.image = "tensorflow-memory-labs"
     c.DockerSpawner.remove = True
-    c.DockerSpawner.volumes = {"classroom-{username}": "/home/learner"}
+    c.DockerSpawner.volumes = {"classroom-{username}": "/srv/learner"}
     c.JupyterHub.hub_ip = "172.17.0.1"  # the host as containers on Docker's own bridge see it; no address of the outside
     c.Spawner.cmd = ["python", "-m", "jupyterhub.singleuser"]  # the image's entry point is start.sh
 
