@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ MIB = 2**20
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": MIB, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SMALLEST = 16 * MIB
 SMALLEST_OUTSIDE = 64 * MIB
+# What the process of an arm takes before its first tensor: Python, TensorFlow and its threads (375 MiB measured, on 2 cores).
+ITSELF = 512 * MIB
 # The allocator's first region, for the first small tensor. What is left of the budget can be reserved as one.
 _FIRST_REGION_MIB = 2
 
@@ -47,15 +50,27 @@ def process_status(name):
     return None
 
 
+def _data_limit():
+    """Bytes of private writable memory that this process may have (RLIMIT_DATA); None if unlimited."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def machine_memory():
-    """Bytes of memory that this process may use at most: the machine's, or its container's if that is less."""
+    """Bytes of memory that this process may use at most: the machine's, or less where a container, a hub or a limit of its own says so.
+
+    JupyterHub and Binder give each learner's limit in MEM_LIMIT, in bytes (jupyterhub/spawner.py: get_env).
+    """
+    limits = [os.environ.get("MEM_LIMIT", "")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError):  # no such control group
+            limits.append(Path(file).read_text().strip())
     total = psutil.virtual_memory().total
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(limit).read_text()))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
-    return total
+    return min(total, _data_limit() or total, *(int(limit) for limit in limits if limit.isdecimal()))  # or "max", or empty
 
 
 @dataclass(frozen=True)
@@ -77,10 +92,12 @@ class Budget:
         wanted = int(free / 2) // MIB * MIB if tensors is None else parse_size(tensors)
         if wanted < SMALLEST:
             raise BudgetError(f"a budget of {mib(wanted)} is too small to start in: give at least {mib(SMALLEST)}")
-        if wanted > machine:
+        room = machine - ITSELF
+        if wanted > room:
+            instead = f"give less, for instance \"{int(room / 2 / MIB)} MiB\"" if room / 2 >= SMALLEST else "find one with more"
             raise BudgetError(
-                f"a budget of {mib(wanted)} is more than this machine has ({mib(machine)}); "
-                f"give less, for instance \"{int(machine / 2 / MIB)} MiB\""
+                f"a budget of {mib(wanted)} is more than this machine has for you: {mib(machine)}, "
+                f"{mib(ITSELF)} of which Python and TensorFlow take; {instead}"
             )
         beside = parse_size(outside)
         if beside < SMALLEST_OUTSIDE:
@@ -125,8 +142,9 @@ class Budget:
             return
         import resource
 
-        with contextlib.suppress(OSError, ValueError):  # a lower limit is in force already
-            resource.setrlimit(resource.RLIMIT_DATA, (private + self.outside, private + self.outside))
+        limit = min(private + self.outside, _data_limit() or sys.maxsize)  # root could lift a lower limit that is in force already
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def child_environment(budget, extra):

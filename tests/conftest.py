@@ -34,7 +34,8 @@ class TogetherWhereTheyBelong(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        return file if file.endswith((".ipynb", "test_browser.py", "test_capstone.py", "test_looks.py")) else nodeid
+        together = (".ipynb", "test_browser.py", "test_capstone.py", "test_classroom.py", "test_looks.py")
+        return file if file.endswith(together) else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):

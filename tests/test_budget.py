@@ -1,12 +1,18 @@
 """Sizes are read or refused with what to write instead; no machine is asked for more than it has."""
 
 import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
 
 from labsupport import budget
 from labsupport.budget import MIB, Budget, BudgetError, mib, parse_size
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,39 @@ def test_a_container_with_less_memory_is_the_machine(monkeypatch):
     assert budget.machine_memory() == 512 * MIB
     with pytest.raises(BudgetError, match="more than this machine has"):
         Budget.of("600 MiB", "2 GiB")
+
+
+@pytest.mark.parametrize("limit, total", [(str(2048 * MIB), 2048 * MIB), ("", None), ("unlimited", None)])
+def test_a_learner_of_a_hub_has_what_the_hub_gives(monkeypatch, limit, total):
+    monkeypatch.delenv("MEM_LIMIT", raising=False)
+    without = budget.machine_memory()
+    monkeypatch.setenv("MEM_LIMIT", limit)
+    assert budget.machine_memory() == (min(total, without) if total else without)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits memory only on Linux")
+def test_an_arm_lives_within_the_limit_of_its_process():
+    """Without a budget it takes half, which fits although it is reserved at once; and it does not lift the limit, even as root."""
+    import resource
+
+    limit = 2048 * MIB
+    code = """
+        import resource
+        from labsupport import run
+        result = run(resource.getrlimit, resource.RLIMIT_DATA, quiet=True).need()
+        print(result.budget, *result.value)
+        try:
+            run(print, budget="2 GiB")
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    narrow = lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # noqa: E731
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], preexec_fn=narrow, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    *_, first, last = done.stdout.splitlines()
+    tensors, soft, hard = map(int, first.split())
+    assert tensors <= limit / 2 and soft <= limit and hard <= limit
+    assert re.match("BudgetError a budget of .* more than this machine has for you: 2,048.0 MiB", last)
 
 
 def test_unavailable_is_not_zero():
