@@ -39,7 +39,7 @@ c.ConfigurableHTTPProxy.command = [str(Path(sys.executable).with_name("configura
 c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
 
 c.Spawner.mem_limit = MEMORY  # also reaches the learner's server as MEM_LIMIT, which the budgets of the labs respect
-c.Spawner.default_url = "/lab/tree/course/labs/00_where_memory_goes.ipynb"
+c.Spawner.default_url = "/lab/tree/course/labs/start_here.ipynb"
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120  # thirty servers that start at once on a few cores take their time
 server = ["/bin/sh", str(COURSE / "labs" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
 
