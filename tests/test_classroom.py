@@ -88,7 +88,7 @@ def learners(hub, browser):
         page.click("#start", no_wait_after=True)
         pages[name] = page
     for name, page in pages.items():
-        page.wait_for_url(f"**/user/{name}/lab/tree/course/labs/00_where_memory_goes.ipynb")
+        page.wait_for_url(f"**/user/{name}/lab/tree/course/labs/start_here.ipynb")
         assert (hub[1] / "homes" / name / "course" / "data" / "claims.toml").exists()
     return pages
 
