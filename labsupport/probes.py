@@ -56,8 +56,8 @@ class Probe:
         self.passes = []  # bytes in use when each pass over a data set began
         self.batch_bytes = None
         self.functions = {}  # code: {"name", "place", "calls", "traces"}
-        self.converted = {"bytes": 0, "largest": 0, "place": ""}
-        self.buffers = {}  # stage: (bytes, its name), the most that was seen
+        self.converted = {"bytes": 0, "largest": 0, "place": "", "now": 0}  # now: bytes of the array whose copy has begun, not ended
+        self.buffers = {}  # stage: (bytes, its name), the most that was seen at once
         self.elements = weakref.WeakKeyDictionary()  # iterator: {stage: bytes of one element}
         self.censuses = []
         self.ignored = []
@@ -68,6 +68,7 @@ class Probe:
         self.handles = []  # (weak reference, bytes) of each variable's memory, which a graph can keep after the variable has gone
         self._sent = 0.0
         self._total = 0
+        self._total_at_batch = None
         self._known = weakref.WeakSet()
         self._thread = threading.get_ident()
 
@@ -90,9 +91,10 @@ class Probe:
             step = self.steps[name]
             step["rise"] = max(step["rise"], peak - level)
 
-    def _begin_step(self, key, name):
-        step = self.steps.setdefault(name, {"name": name, "count": 0, "levels": [], "rise": 0, "every": 1})
-        self._begin("step", name)
+    def _begin_step(self, name, kind="step"):
+        """kind: "step", or "input" in a loop over batches in which nothing else is a step."""
+        step = self.steps.setdefault(name, {"name": name, "kind": kind, "count": 0, "levels": [], "rise": 0, "every": 1})
+        self._begin(kind, name)
         step["count"] += 1
         self._total += 1
         if (step["count"] - 1) % step["every"] == 0 and self.open[2] is not None:
@@ -101,6 +103,7 @@ class Probe:
                 step["levels"], step["every"] = step["levels"][::2], 2 * step["every"]
         if self._total & (self._total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
             self.take_census()
+            self.send()
 
     def _here(self):
         """Whether this is the script's own thread, running eagerly, outside whatever is counted already."""
@@ -138,7 +141,7 @@ class Probe:
                     entry["instances"] += 1
                 before = self.experimental_get_tracing_count()
                 if not probe._tape_open:
-                    probe._begin_step(code, f"{name} ({_place(code)})")
+                    probe._begin_step(f"{name} ({_place(code)})")
                 probe._in_call = True
                 try:
                     return original(self, *args, **kwargs)
@@ -162,7 +165,7 @@ class Probe:
                 if probe._here():
                     frame = next(_own_frames(sys._getframe(1)), None)
                     if frame is not None:
-                        probe._begin_step(frame.f_code, f"GradientTape ({_place(frame.f_code, frame.f_lineno)})")
+                        probe._begin_step(f"GradientTape ({_place(frame.f_code, frame.f_lineno)})")
                         probe._tape_open = True
                 return original(self)
 
@@ -192,14 +195,17 @@ class Probe:
             def take(self):
                 if not probe._here() or probe._tape_open:
                     return original(self)
-                probe._begin("input", "a batch")
+                if probe._total == probe._total_at_batch:
+                    probe._begin_step(f"loop over batches ({_where()})", "input")
+                else:
+                    probe._begin("input", "a batch")
+                probe._total_at_batch = probe._total
                 try:
                     batch = original(self)
                 except StopIteration:
                     raise
                 except BaseException:
                     probe.note_failure()
-                    probe.see_buffers(self)
                     raise
                 finally:
                     probe._end()
@@ -211,11 +217,21 @@ class Probe:
 
         def convert(original):
             def to_eager(value, *args, **kwargs):
-                if isinstance(value, np.ndarray) and value.nbytes > meter.MIB // 16:
-                    probe.converted["bytes"] += value.nbytes
-                    if value.nbytes > probe.converted["largest"]:
-                        probe.converted.update(largest=value.nbytes, place=_where())
-                return original(value, *args, **kwargs)
+                if not isinstance(value, np.ndarray) or value.nbytes < meter.MIB // 16:
+                    return original(value, *args, **kwargs)
+                converted, much_larger = probe.converted, value.nbytes > 2 * probe.converted["largest"] and probe._here()
+                converted["bytes"] += value.nbytes
+                if value.nbytes > converted["largest"]:
+                    converted.update(largest=value.nbytes, place=_where())
+                if much_larger:  # this may be the last thing that happens: TensorFlow crashes where an array does not fit
+                    converted["now"] = value.nbytes
+                    probe.take_census()
+                    probe.send()
+                tensor = original(value, *args, **kwargs)
+                if much_larger:
+                    converted["now"] = 0
+                    probe.send()
+                return tensor
 
             return to_eager
 
@@ -232,7 +248,7 @@ class Probe:
         def session_run(original):
             def run(self, *args, **kwargs):
                 if threading.get_ident() == probe._thread:
-                    probe._begin_step(None, "Session.run")
+                    probe._begin_step("Session.run")
                 try:
                     return original(self, *args, **kwargs)
                 finally:
@@ -271,8 +287,8 @@ class Probe:
 
     # --- what is alive
 
-    def see_buffers(self, iterator):
-        """Note the bytes that each stage of a running iterator buffers (tf.data's own model of its pipeline)."""
+    def _buffered(self, iterator):
+        """(stage, bytes, elements) of what a running iterator buffers: tf.data's own model of its pipeline."""
         try:
             model = self.tf.data.experimental.get_model_proto(iterator)
         except (ValueError, TypeError, AttributeError, self.tf.errors.OpError):
@@ -284,9 +300,7 @@ class Probe:
             one = self.elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))
             if one is not None and number and held > 1.5 * number * one:
                 continue  # tf.data counts a slice of an array as the whole array; such elements share its memory
-            name = f"{node.name}, {number} elements"
-            if held > self.buffers.get(node.name, (0, ""))[0]:
-                self.buffers[node.name] = (held, name)
+            yield node.name, held, number
 
     def note_failure(self):
         """Remember the interval in which an exception began, before unwinding closes it."""
@@ -308,8 +322,15 @@ class Probe:
                 found["operations"] += thing.version
             elif kind:
                 found[kind].append(thing)
+        buffered = Counter()
+        elements = Counter()
         for iterator in found["iterators"]:
-            self.see_buffers(iterator)
+            for stage, held, number in self._buffered(iterator):
+                buffered[stage] += held
+                elements[stage] += number
+        for stage, held in buffered.items():
+            if held > self.buffers.get(stage, (0, ""))[0]:
+                self.buffers[stage] = (held, f"{stage}, {elements[stage]} elements")
         slots = {id(_plain(v)) for optimizer in found["optimizers"] for v in getattr(optimizer, "variables", []) if not callable(v)}
         trainable, inner, models = set(), set(), []
         for model in found["models"]:
@@ -336,6 +357,8 @@ class Probe:
             "tensors": sum(map(_tensor_bytes, found["tensors"])),
             "arrays": sum(size for _, _, size in holders["arrays"]),
             "models": models,
+            "iterators": len(found["iterators"]),
+            "buffers": sum(buffered.values()),
             "graphs": found["graphs"],
             "operations": found["operations"],
             "holders": holders,

@@ -10,11 +10,11 @@ import sys
 import tensorflow as tf
 
 MIB = 2**18  # float32
-features = tf.Variable(tf.zeros([8, MIB // 4])) if "--fixed" in sys.argv else []
+features = tf.Variable(tf.zeros([8, MIB])) if "--fixed" in sys.argv else []
 scratch = []
 for image in range(8):
-    scratch.append(tf.zeros([6, MIB]))  # 6 MiB for a while
-    feature = tf.ones([MIB // 4])  # 0.25 MiB to keep
+    scratch.append(tf.zeros([5, MIB]))  # 5 MiB for a while
+    feature = tf.ones([MIB])  # 1 MiB to keep
     if "--fixed" in sys.argv:
         features[image].assign(feature)
     else:

@@ -10,6 +10,10 @@ import time
 
 import tensorflow as tf
 
-samples = tf.data.Dataset.range(4096).map(lambda n: tf.random.stateless_uniform([64, 64], [0, n]))
+weights = tf.Variable(tf.zeros([4096, 512]))
+samples = tf.data.Dataset.range(6400).map(lambda n: tf.random.stateless_uniform([64, 64], [0, n]))
 for batch in samples.batch(64).prefetch(2 if "--fixed" in sys.argv else 64):
-    time.sleep(0.02)  # the model is busy
+    time.sleep(0.05)  # the model is busy
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.reshape(batch, [-1, 4096]) @ weights))
+    weights.assign_sub(0.01 * tape.gradient(loss, weights))

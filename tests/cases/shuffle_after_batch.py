@@ -4,7 +4,7 @@ Mechanism: the buffer counts elements, and behind batch() an element is a whole 
 Fix: shuffle before batch().
 """
 # kind: buffer
-# budget: 64 MiB
+# budget: 40 MiB
 import sys
 
 import keras
