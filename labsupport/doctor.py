@@ -15,7 +15,7 @@ from argparse import RawDescriptionHelpFormatter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labsupport.arm import watched
+from labsupport.arm import ArmSetupError, watched
 from labsupport.budget import MIB, mib
 from labsupport.probes import examine
 from labsupport.result import oom_sizes
@@ -295,7 +295,7 @@ def command(options):
     from labsupport.terminal import DoctorDisplay, report
 
     if not Path(options.script).is_file():
-        raise SystemExit(f"doctor: there is no script {options.script}")
+        raise ArmSetupError(f"there is no script {options.script}")
     budget = options.budget or "half of the free memory"
     result = examine_script(options.script, options.arguments, options.budget, options.outside, lambda: DoctorDisplay(options.script, budget), options.devices)
     diagnosis = diagnose(result)
