@@ -95,7 +95,7 @@ def _retracing(facts, suspects):
             if function["instances"] > 2:
                 evidence.append(f"tf.function was applied to it anew {function['instances']} times; make it once, outside the loop")
             elif function["changing"]:
-                evidence.append(f"argument {function['changing']}: every new value is a new graph; pass a tensor")
+                evidence.append(f"argument {function['changing']}: every new value is a new graph; pass a tensor, or the same object each time")
             suspects.append(Suspect("retracing", None, evidence))
     censuses = [census for census in facts["censuses"] if census["step"] >= 2]
     sessions = [step for step in facts["steps"] if step["name"] == "Session.run"]
@@ -264,9 +264,10 @@ def _growth(facts):
         )
     passes, number = facts["passes"], facts["number_of_passes"]
     if number > 2 and None not in passes:
+        second, last = passes
         told.append(
-            f"passes over data sets (epochs): {number}; in use at the begin of the second {mib(passes[1])}, of the last {mib(passes[-1])}, "
-            f"{(passes[-1] - passes[1]) / (number - 2) / MIB:+.3f} MiB a pass"
+            f"passes over data sets (epochs): {number}; in use at the begin of the second {mib(second)}, of the last {mib(last)}, "
+            f"{(last - second) / (number - 2) / MIB:+.3f} MiB a pass"
         )
     return told
 
