@@ -33,6 +33,8 @@ LABS = {  # kind: the lab that explains it first, then others that help
 }
 _USAGE = "python -m labsupport doctor SCRIPT [--budget SIZE] [--outside SIZE] [--devices N] [-- ARGUMENTS OF THE SCRIPT]"
 _NEARLY = 0.6  # of the largest part: others as large as this are named, too
+_ROUNDING = 0.02  # the allocator rounds each size up to 256 bytes and leaves a rest that is too small to split
+_OUTSIDE_SHARE = 0.2  # of what the process grew by: arrays smaller than this do not explain that it ran out
 _TRACES, _LATE_SHARE = 5, 0.02  # TensorFlow itself warns from five on; a trace in each epoch of fifty steps is the least
 _GROWTH, _GROWTH_SHARE = MIB, 0.02  # smaller growth over a whole run is left to noise: Python objects, a history of numbers
 
@@ -61,14 +63,9 @@ class Diagnosis:
 
     @property
     def died_of_memory(self):
-        return _died_of_memory(self.result)
-
-
-def _died_of_memory(result):
-    error = result.error
-    if error is None:
-        return False
-    return error.kind in ("oom", "memory") or (error.kind == "killed" and ("ran out of memory" in error.log or "grew by" in error.message))
+        """A process that was killed counts where that is what happens without memory: arm.py's message says so."""
+        error = self.result.error
+        return error is not None and (error.kind in ("oom", "memory") or (error.kind == "killed" and ("memory" in error.message or "grew by" in error.message)))
 
 
 def _oom_sizes(result):
@@ -160,11 +157,11 @@ def diagnose(result):
     old_models = _models(facts, suspects)
     retained = _retained(facts, suspects)
     _buffers(facts, suspects)
-    parts = _parts(result, facts, old_models, retained)
-    if _died_of_memory(result):
-        suspects += _large(result, facts, parts, suspects)
+    diagnosis = Diagnosis(result, suspects, _parts(result, facts, old_models, retained), _growth(facts))
+    if diagnosis.died_of_memory:
+        suspects += _large(result, facts, diagnosis.parts, suspects)
         suspects.sort(key=lambda suspect: -(suspect.size or 0))
-    return Diagnosis(result, suspects, parts, _growth(facts))
+    return diagnosis
 
 
 def _parts(result, facts, old_models, retained):
@@ -203,7 +200,7 @@ def _large(result, facts, parts, known):
     """Suspects by size, in a run that died of memory."""
     error = result.error
     wanted, in_use = _oom_sizes(result)
-    if wanted and in_use and in_use + wanted < 0.98 * result.budget:
+    if wanted and in_use and in_use + wanted < (1 - _ROUNDING) * result.budget:
         free = result.budget - in_use
         return [Suspect("fragmentation", free, [f"{mib(free)} of the budget were free, yet {mib(wanted)} found no place: the free pieces do not lie together"])]
     last = facts["censuses"][-1]
@@ -244,6 +241,9 @@ def _large(result, facts, parts, known):
         found.append(Suspect("models kept alive", sum(others), [f"{len(others) + 1} models are alive; the others beside the largest have {mib(sum(others))} of weights"]))
     if size("copies on other devices"):
         found.append(Suspect("replicas", 2 * size("copies on other devices"), [f"variables are held once on each device: {mib(size('copies on other devices'))} more than on one"]))
+    if outside:  # then what TensorFlow's allocator holds is not at fault, and Python objects that are no arrays may be
+        grown = max([held for _, held in result.process], default=0)
+        found = [suspect for suspect in found if suspect.kind == "input copy" and suspect.size > _OUTSIDE_SHARE * grown]
     found = [suspect for suspect in found if suspect.kind not in {one.kind for one in known}]
     most = max([suspect.size for suspect in found] + [suspect.size or 0 for suspect in known], default=0)
     return [suspect for suspect in found if suspect.size >= _NEARLY * most]

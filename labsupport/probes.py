@@ -25,7 +25,7 @@ _SMALL = 4096  # bytes; step counters and the like are no suspects
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted
 _MOST_LEVELS = 400
 _LIBRARY = ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(os.__file__))
-_DEPTH, _MOST_ITEMS = 5, 100_000
+_DEPTH, _MOST_ITEMS, _MOST_HOLDERS = 5, 100_000, 5
 
 
 def _own(code):
@@ -337,7 +337,7 @@ class Probe:
             "iterators": len(found["iterators"]),
             "buffers": sum(buffered.values()),
             "operations": sum(graph.version for graph in found["graphs"]),
-            "holders": holders,
+            "holders": {kind: rows[:_MOST_HOLDERS] for kind, rows in holders.items()},
         }
         self.censuses.append(census)
         self.send()
@@ -357,7 +357,7 @@ class Probe:
             for kind, rows in (("tensors", tensors), ("arrays", arrays)):
                 if count[kind][1]:
                     rows.append((name, *count[kind]))
-        return {"tensors": sorted(tensors, key=lambda row: -row[2])[:5], "arrays": sorted(arrays, key=lambda row: -row[2])[:5]}
+        return {"tensors": sorted(tensors, key=lambda row: -row[2]), "arrays": sorted(arrays, key=lambda row: -row[2])}
 
     # --- report
 
