@@ -5,6 +5,7 @@ was taken, and Python's garbage collector is asked now and then what is alive. S
 themselves; levels and peaks are the allocator's counters.
 """
 
+import functools
 import gc
 import math
 import os
@@ -13,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from contextlib import contextmanager
+from types import MethodType
 
 import numpy as np
 
@@ -21,9 +22,10 @@ from labsupport import meter
 
 SEND_SECONDS = 0.3
 _SMALL = 4096  # bytes; step counters and the like are no suspects
+_LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted
 _MOST_LEVELS = 400
 _LIBRARY = ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(os.__file__))
-_DEPTH, _MOST_ITEMS = 5, 100_000
+_DEPTH, _MOST_ITEMS, _MOST_HOLDERS = 5, 100_000, 5
 
 
 def _own(code):
@@ -54,10 +56,9 @@ class Probe:
         self.gauge, self.tf = gauge, tf
         self.steps = {}  # key: {"name", "count", "levels": [(number, bytes)], "rise": bytes}
         self.passes = []  # bytes in use when each pass over a data set began
-        self.batch_bytes = None
         self.functions = {}  # code: {"name", "place", "calls", "traces"}
-        self.converted = {"bytes": 0, "largest": 0, "place": ""}
-        self.buffers = {}  # stage: (bytes, its name), the most that was seen
+        self.converted = {"bytes": 0, "largest": 0, "place": "", "now": 0}  # now: bytes of the array whose copy has begun, not ended
+        self.buffers = {}  # stage: (bytes, its name), the most that was seen at once
         self.elements = weakref.WeakKeyDictionary()  # iterator: {stage: bytes of one element}
         self.censuses = []
         self.ignored = []
@@ -68,6 +69,7 @@ class Probe:
         self.handles = []  # (weak reference, bytes) of each variable's memory, which a graph can keep after the variable has gone
         self._sent = 0.0
         self._total = 0
+        self._total_at_batch = None
         self._known = weakref.WeakSet()
         self._thread = threading.get_ident()
 
@@ -90,9 +92,10 @@ class Probe:
             step = self.steps[name]
             step["rise"] = max(step["rise"], peak - level)
 
-    def _begin_step(self, key, name):
-        step = self.steps.setdefault(name, {"name": name, "count": 0, "levels": [], "rise": 0, "every": 1})
-        self._begin("step", name)
+    def _begin_step(self, name, kind="step"):
+        """kind: "step", or "input" in a loop over batches in which nothing else is a step."""
+        step = self.steps.setdefault(name, {"name": name, "kind": kind, "count": 0, "levels": [], "rise": 0, "every": 1})
+        self._begin(kind, name)
         step["count"] += 1
         self._total += 1
         if (step["count"] - 1) % step["every"] == 0 and self.open[2] is not None:
@@ -116,139 +119,133 @@ class Probe:
         from tensorflow.python.framework import constant_op
         from tensorflow.python.ops import resource_variable_ops
 
-        probe = self
-
-        def wrap(owner, name, make):
+        def wrap(owner, name, replacement):
             original = getattr(owner, name)
-            replacement = make(original)
-            replacement.__wrapped__ = original
-            setattr(owner, name, replacement)
 
-        def function_call(original):
-            def call(self, *args, **kwargs):
-                if not probe._here():
-                    return original(self, *args, **kwargs)
-                code = getattr(self.python_function, "__code__", None)
-                code = code or getattr(getattr(self.python_function, "__wrapped__", None), "__code__", None) or call.__code__
-                name = getattr(self.python_function, "__name__", "tf.function")
-                entry = probe.functions.setdefault(code, {"name": name, "place": _place(code), "own": _own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
-                entry["calls"] += 1
-                if self not in probe._known:
-                    probe._known.add(self)
-                    entry["instances"] += 1
-                before = self.experimental_get_tracing_count()
-                if not probe._tape_open:
-                    probe._begin_step(code, f"{name} ({_place(code)})")
-                probe._in_call = True
-                try:
-                    return original(self, *args, **kwargs)
-                except BaseException:
-                    probe.note_failure()
-                    raise
-                finally:
-                    probe._in_call = False
-                    traced = self.experimental_get_tracing_count() - before
-                    entry["traces"] += traced
-                    if traced and len(entry["traced_at"]) < _MOST_LEVELS:
-                        entry["traced_at"].append(entry["calls"])
-                        entry["changing"] = entry["changing"] or _python_value(args, kwargs)
-                    if not probe._tape_open:
-                        probe._end()
+            @functools.wraps(original)
+            def wrapped(*args, **kwargs):
+                return replacement(original, *args, **kwargs)
 
-            return call
+            setattr(owner, name, wrapped)
 
-        def tape_enter(original):
-            def enter(self):
-                if probe._here():
-                    frame = next(_own_frames(sys._getframe(1)), None)
-                    if frame is not None:
-                        probe._begin_step(frame.f_code, f"GradientTape ({_place(frame.f_code, frame.f_lineno)})")
-                        probe._tape_open = True
-                return original(self)
-
-            return enter
-
-        def tape_exit(original):
-            def leave(self, *exception):
-                if probe._here():
-                    probe._tape_open = False
-                    if exception and exception[0] is not None:
-                        probe.note_failure()
-                return original(self, *exception)
-
-            return leave
-
-        def iterator_made(original):
-            def made(self, dataset=None, *args, **kwargs):
-                if probe._here() and dataset is not None:
-                    probe.passes.append(probe.gauge.tensors_now())
-                original(self, dataset, *args, **kwargs)
-                if dataset is not None:
-                    probe.elements[self] = _element_bytes(dataset)
-
-            return made
-
-        def iterator_next(original):
-            def take(self):
-                if not probe._here() or probe._tape_open:
-                    return original(self)
-                probe._begin("input", "a batch")
-                try:
-                    batch = original(self)
-                except StopIteration:
-                    raise
-                except BaseException:
-                    probe.note_failure()
-                    probe.see_buffers(self)
-                    raise
-                finally:
-                    probe._end()
-                if probe.batch_bytes is None:
-                    probe.batch_bytes = sum(map(_tensor_bytes, probe.tf.nest.flatten(batch)))
-                return batch
-
-            return take
-
-        def convert(original):
-            def to_eager(value, *args, **kwargs):
-                if isinstance(value, np.ndarray) and value.nbytes > meter.MIB // 16:
-                    probe.converted["bytes"] += value.nbytes
-                    if value.nbytes > probe.converted["largest"]:
-                        probe.converted.update(largest=value.nbytes, place=_where())
-                return original(value, *args, **kwargs)
-
-            return to_eager
-
-        def variable_made(original):
-            def made(self, *args, **kwargs):
-                original(self, *args, **kwargs)
-                handle, size = getattr(self, "_handle", None), _variable_bytes(self)
-                # In a graph a handle is only a symbol; what an assignment returns is a view with the handle of another.
-                if hasattr(handle, "numpy") and size > _SMALL and type(self).__name__ != "_UnreadVariable":
-                    probe.handles.append((weakref.ref(handle), size))
-
-            return made
-
-        def session_run(original):
-            def run(self, *args, **kwargs):
-                if threading.get_ident() == probe._thread:
-                    probe._begin_step(None, "Session.run")
-                try:
-                    return original(self, *args, **kwargs)
-                finally:
-                    probe._end()
-
-            return run
-
-        wrap(polymorphic_function.Function, "__call__", function_call)
-        wrap(backprop.GradientTape, "__enter__", tape_enter)
-        wrap(backprop.GradientTape, "__exit__", tape_exit)
-        wrap(iterator_ops.OwnedIterator, "__init__", iterator_made)
-        wrap(iterator_ops.OwnedIterator, "__next__", iterator_next)
-        wrap(constant_op, "convert_to_eager_tensor", convert)
-        wrap(session.BaseSession, "run", session_run)
-        wrap(resource_variable_ops.BaseResourceVariable, "__init__", variable_made)
+        wrap(polymorphic_function.Function, "__call__", self._function_call)
+        wrap(backprop.GradientTape, "__enter__", self._tape_enter)
+        wrap(backprop.GradientTape, "__exit__", self._tape_exit)
+        wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
+        wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
+        wrap(constant_op, "convert_to_eager_tensor", self._convert)
+        wrap(session.BaseSession, "run", self._session_run)
+        wrap(resource_variable_ops.BaseResourceVariable, "__init__", self._variable_made)
         self._forgive_late_settings()
+
+    def _function_call(self, original, function, *args, **kwargs):
+        if not self._here():
+            return original(function, *args, **kwargs)
+        python = function.python_function
+        code = getattr(python, "__code__", None) or getattr(getattr(python, "__wrapped__", None), "__code__", None) or examine.__code__
+        name = getattr(python, "__name__", "tf.function")
+        entry = self.functions.setdefault(code, {"name": name, "place": _place(code), "own": _own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
+        entry["calls"] += 1
+        if function not in self._known:
+            self._known.add(function)
+            entry["instances"] += 1
+        before = function.experimental_get_tracing_count()
+        if not self._tape_open:
+            self._begin_step(f"{name} ({_place(code)})")
+        self._in_call = True
+        try:
+            return original(function, *args, **kwargs)
+        except BaseException:
+            self.note_failure()
+            raise
+        finally:
+            self._in_call = False
+            traced = function.experimental_get_tracing_count() - before
+            entry["traces"] += traced
+            if traced and len(entry["traced_at"]) < _MOST_LEVELS:
+                entry["traced_at"].append(entry["calls"])
+                entry["changing"] = entry["changing"] or self._python_value(args, kwargs)
+            if not self._tape_open:
+                self._end()
+
+    def _python_value(self, args, kwargs):
+        """The first argument with a number, a text or a method in it, which a tf.function traces anew for every value."""
+        for name, argument in [*enumerate(args, 1), *kwargs.items()]:
+            for value in self.tf.nest.flatten(argument):
+                if isinstance(value, (int, float, str, MethodType)) and not isinstance(value, bool):
+                    return f"{name} is or holds a Python {type(value).__name__} such as {str(value):.40}"
+        return ""
+
+    def _tape_enter(self, original, tape):
+        if self._here():
+            frame = next(_own_frames(sys._getframe(2)), None)
+            if frame is not None:
+                self._begin_step(f"GradientTape ({_place(frame.f_code, frame.f_lineno)})")
+                self._tape_open = True
+        return original(tape)
+
+    def _tape_exit(self, original, tape, *exception):
+        if self._here():
+            self._tape_open = False
+            if exception and exception[0] is not None:
+                self.note_failure()
+        return original(tape, *exception)
+
+    def _iterator_made(self, original, iterator, dataset=None, *args, **kwargs):
+        if self._here() and dataset is not None:
+            self.passes.append(self.gauge.tensors_now())
+        original(iterator, dataset, *args, **kwargs)
+        if dataset is not None:
+            self.elements[iterator] = _element_bytes(dataset)
+
+    def _iterator_next(self, original, iterator):
+        if not self._here() or self._tape_open:
+            return original(iterator)
+        if self._total == self._total_at_batch:  # no step since the last batch: the loop over batches is what repeats
+            self._begin_step(f"loop over batches ({_where()})", "input")
+        else:
+            self._begin("input", "a batch")
+        self._total_at_batch = self._total
+        try:
+            return original(iterator)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.note_failure()
+            raise
+        finally:
+            self._end()
+
+    def _convert(self, original, value, *args, **kwargs):
+        if not isinstance(value, np.ndarray) or value.nbytes < _LARGE_ARRAY:
+            return original(value, *args, **kwargs)
+        converted, much_larger = self.converted, value.nbytes > 2 * self.converted["largest"] and self._here()
+        converted["bytes"] += value.nbytes
+        if value.nbytes > converted["largest"]:
+            converted.update(largest=value.nbytes, place=_where())
+        if much_larger:  # this may be the last thing that happens: TensorFlow crashes where an array does not fit
+            converted["now"] = value.nbytes
+            self.take_census()
+        tensor = original(value, *args, **kwargs)
+        if much_larger:
+            converted["now"] = 0
+            self.send()
+        return tensor
+
+    def _variable_made(self, original, variable, *args, **kwargs):
+        original(variable, *args, **kwargs)
+        handle, size = getattr(variable, "_handle", None), _variable_bytes(variable)
+        # In a graph a handle is only a symbol; what an assignment returns is a view with the handle of another.
+        if hasattr(handle, "numpy") and size > _SMALL and type(variable).__name__ != "_UnreadVariable":
+            self.handles.append((weakref.ref(handle), size))
+
+    def _session_run(self, original, *args, **kwargs):
+        if threading.get_ident() == self._thread:
+            self._begin_step("Session.run")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._end()
 
     def _forgive_late_settings(self):
         """A script may configure devices and threads at its start, which is too late here: TensorFlow runs already."""
@@ -271,8 +268,8 @@ class Probe:
 
     # --- what is alive
 
-    def see_buffers(self, iterator):
-        """Note the bytes that each stage of a running iterator buffers (tf.data's own model of its pipeline)."""
+    def _buffered(self, iterator):
+        """(stage, bytes, elements) of what a running iterator buffers: tf.data's own model of its pipeline."""
         try:
             model = self.tf.data.experimental.get_model_proto(iterator)
         except (ValueError, TypeError, AttributeError, self.tf.errors.OpError):
@@ -284,9 +281,7 @@ class Probe:
             one = self.elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))
             if one is not None and number and held > 1.5 * number * one:
                 continue  # tf.data counts a slice of an array as the whole array; such elements share its memory
-            name = f"{node.name}, {number} elements"
-            if held > self.buffers.get(node.name, (0, ""))[0]:
-                self.buffers[node.name] = (held, name)
+            yield node.name, held, number
 
     def note_failure(self):
         """Remember the interval in which an exception began, before unwinding closes it."""
@@ -298,18 +293,21 @@ class Probe:
         """What is alive now, by kind, in bytes."""
         gc.collect()
         classes = {}
-        found = {"variables": [], "tensors": [], "iterators": [], "models": [], "optimizers": [], "graphs": 0, "operations": 0, "distributed": []}
+        found = {kind: [] for kind in _KINDS.values()}
         for thing in gc.get_objects():
             kind = classes.get(type(thing))
             if kind is None:
                 kind = classes[type(thing)] = _kind(type(thing))
-            if kind == "graphs":
-                found["graphs"] += 1
-                found["operations"] += thing.version
-            elif kind:
+            if kind:
                 found[kind].append(thing)
+        buffered, elements = Counter(), Counter()
         for iterator in found["iterators"]:
-            self.see_buffers(iterator)
+            for stage, held, number in self._buffered(iterator):
+                buffered[stage] += held
+                elements[stage] += number
+        for stage, held in buffered.items():
+            if held > self.buffers.get(stage, (0, ""))[0]:
+                self.buffers[stage] = (held, f"{stage}, {elements[stage]} elements")
         slots = {id(_plain(v)) for optimizer in found["optimizers"] for v in getattr(optimizer, "variables", []) if not callable(v)}
         trainable, inner, models = set(), set(), []
         for model in found["models"]:
@@ -336,12 +334,13 @@ class Probe:
             "tensors": sum(map(_tensor_bytes, found["tensors"])),
             "arrays": sum(size for _, _, size in holders["arrays"]),
             "models": models,
-            "graphs": found["graphs"],
-            "operations": found["operations"],
-            "holders": holders,
+            "iterators": len(found["iterators"]),
+            "buffers": sum(buffered.values()),
+            "operations": sum(graph.version for graph in found["graphs"]),
+            "holders": {kind: rows[:_MOST_HOLDERS] for kind, rows in holders.items()},
         }
         self.censuses.append(census)
-        return census
+        self.send()
 
     def _holders(self, frames):
         """Which names of the script hold tensors and arrays: {"tensors": [(name, number, bytes)], "arrays": …}, largest first."""
@@ -358,20 +357,19 @@ class Probe:
             for kind, rows in (("tensors", tensors), ("arrays", arrays)):
                 if count[kind][1]:
                     rows.append((name, *count[kind]))
-        return {"tensors": sorted(tensors, key=lambda row: -row[2])[:5], "arrays": sorted(arrays, key=lambda row: -row[2])[:5]}
+        return {"tensors": sorted(tensors, key=lambda row: -row[2]), "arrays": sorted(arrays, key=lambda row: -row[2])}
 
     # --- report
 
     def facts(self):
         return {
             "steps": list(self.steps.values()),
-            "passes": self.passes[: _MOST_LEVELS // 2] + self.passes[_MOST_LEVELS // 2 :][-_MOST_LEVELS // 2 :],
+            "passes": self.passes[1:2] + self.passes[-1:],  # the first begins before models and optimizers are built
             "number_of_passes": len(self.passes),
-            "batch_bytes": self.batch_bytes,
             "functions": list(self.functions.values()),
             "converted": dict(self.converted),
             "buffers": sorted(self.buffers.values(), reverse=True),
-            "censuses": self.censuses[:1] + self.censuses[1:][-20:],
+            "censuses": self.censuses,
             "open": None if self.open is None else {"kind": self.open[0], "name": self.open[1], "level": self.open[2]},
             "failed": self.failed,
             "ignored": sorted(set(self.ignored)),
@@ -380,14 +378,6 @@ class Probe:
     def send(self):
         self._sent = time.monotonic()
         meter.on_facts(self.facts())
-
-
-def _python_value(args, kwargs):
-    """The first argument that is a Python number or text, which a tf.function traces anew for every value."""
-    for name, value in [*enumerate(args, 1), *kwargs.items()]:
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            return f"{name} is a Python {type(value).__name__} such as {value!r}"
-    return ""
 
 
 def _tensor_bytes(tensor):
@@ -429,22 +419,23 @@ def _parts(model):
         return []
 
 
-def _kind(kind):
-    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
-    ends = lambda *wanted: any(name.endswith(end) for name in names for end in wanted)  # noqa: E731
-    if ends("resource_variable_ops.BaseResourceVariable"):
-        return "variables"
-    if ends("ops.EagerTensor", "ops._EagerTensorBase"):
-        return "tensors"
-    if ends("iterator_ops.OwnedIterator"):
-        return "iterators"
-    if ends("values.DistributedVariable"):
-        return "distributed"
-    if ends("keras.src.models.model.Model", "keras.src.engine.training.Model"):
-        return "models"
-    if ends("keras.src.optimizers.base_optimizer.BaseOptimizer", "keras.src.optimizers.optimizer._BaseOptimizer"):
-        return "optimizers"
-    return "graphs" if ends("framework.ops.Graph") else ""
+_KINDS = {
+    "resource_variable_ops.BaseResourceVariable": "variables",
+    "ops._EagerTensorBase": "tensors",
+    "ops.EagerTensor": "tensors",
+    "iterator_ops.OwnedIterator": "iterators",
+    "values.DistributedVariable": "distributed",
+    "keras.src.models.model.Model": "models",
+    "keras.src.engine.training.Model": "models",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": "optimizers",
+    "keras.src.optimizers.optimizer._BaseOptimizer": "optimizers",
+    "framework.ops.Graph": "graphs",
+}  # ends of a base class's full name (of Keras 3, and of Keras 2 as tf_keras): what it is
+
+
+def _kind(cls):
+    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+    return next((kind for end, kind in _KINDS.items() if any(name.endswith(end) for name in names)), "")
 
 
 def _weigh(value, count, seen, depth):
@@ -497,4 +488,3 @@ def examine(target, args):
     finally:
         probe._end()
         probe.take_census([frame for frame in frames if _own(frame.f_code)])
-        probe.send()
