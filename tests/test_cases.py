@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labsupport.doctor import LABS, diagnose, examine_script
-from labsupport.terminal import DoctorDisplay
+from labsupport.doctor.diagnosis import LABS, diagnose, examine_script
+from labsupport.doctor.terminal import DoctorDisplay
 
 CASES = {path.stem: path for path in sorted((Path(__file__).parent / "cases").glob("*.py"))}
 TABLE = Path(__file__).parent / "cases" / "README.md"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labsupport.arm import ArmSetupError, watched
 from labsupport.budget import MIB, mib
-from labsupport.probes import examine
+from labsupport.doctor.probes import examine
 from labsupport.result import oom_sizes
 
 LABS = {  # kind: the lab that explains it first, then others that help
@@ -293,7 +293,7 @@ def command(options):
     """`python -m labsupport doctor`: 0 if the script finished without a suspect, 1 otherwise."""
     from rich.console import Console
 
-    from labsupport.terminal import DoctorDisplay, report
+    from labsupport.doctor.terminal import DoctorDisplay, report
 
     if not Path(options.script).is_file():
         raise ArmSetupError(f"there is no script {options.script}")

@@ -7,7 +7,6 @@ themselves; levels and peaks are the allocator's counters.
 
 import functools
 import gc
-import math
 import os
 import sys
 import threading
@@ -19,33 +18,20 @@ from types import MethodType
 import numpy as np
 
 from labsupport import meter
+from labsupport.doctor.alive import KINDS, behind, by_name, kind_of, own, own_frames, own_names, tensor_bytes, variable_bytes
 
 SEND_SECONDS = 0.3
-_SMALL = 4096  # bytes; step counters and the like are no suspects
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted
 _MOST_LEVELS = 400
-_LIBRARY = ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(os.__file__))
-_DEPTH, _MOST_ITEMS, _MOST_HOLDERS = 5, 100_000, 5
-
-
-def _own(code):
-    return not any(part in code.co_filename for part in _LIBRARY)
+_MOST_HOLDERS = 5
 
 
 def _place(code, line=None):
     return f"{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}"
 
 
-def _own_frames(frame):
-    """The script's frames, innermost first, without those of libraries."""
-    while frame is not None:
-        if _own(frame.f_code):
-            yield frame
-        frame = frame.f_back
-
-
 def _where():
-    frame = next(_own_frames(sys._getframe(2)), None)
+    frame = next(own_frames(sys._getframe(2)), None)
     return _place(frame.f_code, frame.f_lineno) if frame else "a library"
 
 
@@ -66,7 +52,6 @@ class Probe:
         self.failed = None
         self._tape_open = False
         self._in_call = False
-        self.handles = []  # (weak reference, bytes) of each variable's memory, which a graph can keep after the variable has gone
         self._sent = 0.0
         self._total = 0
         self._total_at_batch = None
@@ -117,7 +102,6 @@ class Probe:
         from tensorflow.python.eager import backprop
         from tensorflow.python.eager.polymorphic_function import polymorphic_function
         from tensorflow.python.framework import constant_op
-        from tensorflow.python.ops import resource_variable_ops
 
         def wrap(owner, name, replacement):
             original = getattr(owner, name)
@@ -135,7 +119,6 @@ class Probe:
         wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
         wrap(constant_op, "convert_to_eager_tensor", self._convert)
         wrap(session.BaseSession, "run", self._session_run)
-        wrap(resource_variable_ops.BaseResourceVariable, "__init__", self._variable_made)
         self._forgive_late_settings()
 
     def _function_call(self, original, function, *args, **kwargs):
@@ -144,7 +127,7 @@ class Probe:
         python = function.python_function
         code = getattr(python, "__code__", None) or getattr(getattr(python, "__wrapped__", None), "__code__", None) or examine.__code__
         name = getattr(python, "__name__", "tf.function")
-        entry = self.functions.setdefault(code, {"name": name, "place": _place(code), "own": _own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
+        entry = self.functions.setdefault(code, {"name": name, "place": _place(code), "own": own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
         entry["calls"] += 1
         if function not in self._known:
             self._known.add(function)
@@ -178,7 +161,7 @@ class Probe:
 
     def _tape_enter(self, original, tape):
         if self._here():
-            frame = next(_own_frames(sys._getframe(2)), None)
+            frame = next(own_frames(sys._getframe(2)), None)
             if frame is not None:
                 self._begin_step(f"GradientTape ({_place(frame.f_code, frame.f_lineno)})")
                 self._tape_open = True
@@ -231,13 +214,6 @@ class Probe:
             converted["now"] = 0
             self.send()
         return tensor
-
-    def _variable_made(self, original, variable, *args, **kwargs):
-        original(variable, *args, **kwargs)
-        handle, size = getattr(variable, "_handle", None), _variable_bytes(variable)
-        # In a graph a handle is only a symbol; what an assignment returns is a view with the handle of another.
-        if hasattr(handle, "numpy") and size > _SMALL and type(variable).__name__ != "_UnreadVariable":
-            self.handles.append((weakref.ref(handle), size))
 
     def _session_run(self, original, *args, **kwargs):
         if threading.get_ident() == self._thread:
@@ -293,11 +269,11 @@ class Probe:
         """What is alive now, by kind, in bytes."""
         gc.collect()
         classes = {}
-        found = {kind: [] for kind in _KINDS.values()}
+        found = {kind: [] for kind in KINDS.values()}
         for thing in gc.get_objects():
             kind = classes.get(type(thing))
             if kind is None:
-                kind = classes[type(thing)] = _kind(type(thing))
+                kind = classes[type(thing)] = kind_of(type(thing))
             if kind:
                 found[kind].append(thing)
         buffered, elements = Counter(), Counter()
@@ -315,23 +291,22 @@ class Probe:
             trainable.update(id(_plain(v)) for v in getattr(model, "trainable_variables", []))
         for model in found["models"]:
             if id(model) not in inner:
-                size = sum(_variable_bytes(_plain(v)) for v in getattr(model, "variables", []))
+                size = sum(variable_bytes(_plain(v)) for v in getattr(model, "variables", []))
                 if size:
                     models.append((type(model).__name__, size))
-        replicas = sum((len(d.values) - 1) * _variable_bytes(d.values[0]) for d in found["distributed"])
+        replicas = sum((len(d.values) - 1) * variable_bytes(d.values[0]) for d in found["distributed"])
         sizes = Counter()
         for variable in found["variables"]:
             group = "slots" if id(variable) in slots else "weights" if id(variable) in trainable or (not models and variable.trainable) else "other variables"
-            sizes[group] += _variable_bytes(variable)
-        self.handles = [(handle, size) for handle, size in self.handles if handle() is not None]
+            sizes[group] += variable_bytes(variable)
         holders = self._holders(frames)
         census = {
             "step": self._total,
             "level": self.gauge.tensors_now(),
             **{group: sizes[group] for group in ("weights", "slots", "other variables")},
-            "held": sum({id(handle()): size for handle, size in self.handles}.values()),
+            "held": sum(size for _, size in filter(None, map(behind, found["tensors"]))),
             "replicas": replicas,
-            "tensors": sum(map(_tensor_bytes, found["tensors"])),
+            "tensors": sum(map(tensor_bytes, found["tensors"])),
             "arrays": sum(size for _, _, size in holders["arrays"]),
             "models": models,
             "iterators": len(found["iterators"]),
@@ -344,20 +319,9 @@ class Probe:
 
     def _holders(self, frames):
         """Which names of the script hold tensors and arrays: {"tensors": [(name, number, bytes)], "arrays": …}, largest first."""
-        names = {}
-        for frame in [*frames, *_own_frames(sys._getframe(1))]:
-            scope = frame.f_code.co_name
-            for name, value in [*frame.f_globals.items(), *frame.f_locals.items()]:
-                if not name.startswith("__"):
-                    names.setdefault((id(value), name), (f"{name} in {scope}()" if name in frame.f_locals and scope != "<module>" else name, value))
-        seen, tensors, arrays = set(), [], []
-        for name, value in names.values():
-            count = {"tensors": [0, 0], "arrays": [0, 0]}
-            _weigh(value, count, seen, _DEPTH)
-            for kind, rows in (("tensors", tensors), ("arrays", arrays)):
-                if count[kind][1]:
-                    rows.append((name, *count[kind]))
-        return {"tensors": sorted(tensors, key=lambda row: -row[2]), "arrays": sorted(arrays, key=lambda row: -row[2])}
+        held = by_name(own_names([*frames, *own_frames(sys._getframe(1))]))
+        rows = {kind: [(name, count[f"number of {kind}"], count[kind]) for name, count in held.items() if count[kind]] for kind in ("tensors", "arrays")}
+        return {kind: sorted(found, key=lambda row: -row[2]) for kind, found in rows.items()}
 
     # --- report
 
@@ -380,13 +344,6 @@ class Probe:
         meter.on_facts(self.facts())
 
 
-def _tensor_bytes(tensor):
-    try:
-        return tensor.shape.num_elements() * tensor.dtype.size
-    except (AttributeError, TypeError, ValueError):  # a resource, a ragged or a sparse tensor, a deleted one
-        return 0
-
-
 def _element_bytes(dataset):
     """{stage: bytes of one element} of a pipeline's stages that buffer, where their shapes are known."""
     found = {}
@@ -400,13 +357,6 @@ def _element_bytes(dataset):
     return found
 
 
-def _variable_bytes(variable):
-    try:
-        return math.prod(variable.shape) * variable.dtype.size
-    except (AttributeError, TypeError, ValueError):
-        return 0
-
-
 def _plain(variable):
     """The tf.Variable behind a Keras 3 variable, or the variable itself."""
     return getattr(variable, "_value", variable)
@@ -417,56 +367,6 @@ def _parts(model):
         return list(model._flatten_layers())
     except Exception:  # a model that is not built, or half taken apart
         return []
-
-
-_KINDS = {
-    "resource_variable_ops.BaseResourceVariable": "variables",
-    "ops._EagerTensorBase": "tensors",
-    "ops.EagerTensor": "tensors",
-    "iterator_ops.OwnedIterator": "iterators",
-    "values.DistributedVariable": "distributed",
-    "keras.src.models.model.Model": "models",
-    "keras.src.engine.training.Model": "models",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer": "optimizers",
-    "keras.src.optimizers.optimizer._BaseOptimizer": "optimizers",
-    "framework.ops.Graph": "graphs",
-}  # ends of a base class's full name (of Keras 3, and of Keras 2 as tf_keras): what it is
-
-
-def _kind(cls):
-    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
-    return next((kind for end, kind in _KINDS.items() if any(name.endswith(end) for name in names)), "")
-
-
-def _weigh(value, count, seen, depth):
-    """Add the tensors and arrays that a value reaches through containers and attributes."""
-    if id(value) in seen or len(seen) > _MOST_ITEMS:
-        return
-    kind = type(value)
-    if kind.__name__ == "EagerTensor":
-        seen.add(id(value))
-        count["tensors"][0] += 1
-        count["tensors"][1] += _tensor_bytes(value)
-    elif isinstance(value, np.ndarray):
-        base = value if value.base is None else value.base
-        if id(base) not in seen:
-            seen.update((id(base), id(value)))
-            count["arrays"][0] += 1
-            count["arrays"][1] += value.nbytes if not isinstance(base, np.ndarray) else base.nbytes
-    elif depth:
-        if isinstance(value, dict):
-            items = list(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)) or kind.__name__ == "deque":
-            items = list(value)
-        elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value) and "tensorflow" not in kind.__module__ and kind.__name__ != "module":
-            items = list(vars(value).values())
-        elif hasattr(value, "__self__") and not isinstance(value.__self__, type):
-            items = [value.__self__]
-        else:
-            return
-        seen.add(id(value))
-        for item in items:
-            _weigh(item, count, seen, depth - 1)
 
 
 def examine(target, args):
@@ -487,4 +387,4 @@ def examine(target, args):
         raise
     finally:
         probe._end()
-        probe.take_census([frame for frame in frames if _own(frame.f_code)])
+        probe.take_census([frame for frame in frames if own(frame.f_code)])
