@@ -1,4 +1,4 @@
-"""Symptom: out of memory in the middle of an epoch, taken for a leak (tensorflow/nmt#208, stickeritis/sticker#55, tensorflow/tensorflow#42257).
+"""Symptom: out of memory in the middle of an epoch, taken for a leak (tensorflow/nmt#208, stickeritis/sticker#55, backstopmedia/tensorflowbook#11).
 
 Mechanism: a batch is padded to its longest member, and one rare line is very long.
 Fix: cut the lines (or fill batches by words instead of lines).
