@@ -77,10 +77,19 @@ def _oom_sizes(result):
 
 
 def _increases(censuses, name):
-    """By how much a size rose between the first and the last census in the run's course, if it rose at least twice."""
-    values = [census[name] for census in censuses if census["step"] >= 2]
-    rises = sum(later > earlier for earlier, later in zip(values, values[1:]))
-    return max(values) - values[0] if rises >= 2 else 0
+    """By how much a size grew in the run's course: 0 unless it rose at least twice, hardly fell, and went on in the second half.
+
+    A batch that is larger than the one before, or a buffer that fills up, is no growth.
+    """
+    points = [(census["step"], census[name]) for census in censuses if census["step"] >= 2]
+    if len(points) < 3:
+        return 0
+    values = [value for _, value in points]
+    changes = [later - earlier for earlier, later in zip(values, values[1:])]
+    grown, fallen = values[-1] - values[0], -sum(change for change in changes if change < 0)
+    halfway = [value for step, value in points if step <= points[-1][0] / 2] or values[:1]
+    steady = sum(change > 0 for change in changes) >= 2 and fallen <= grown / 4 and values[-1] - halfway[-1] >= grown / 4
+    return grown if steady else 0
 
 
 def _retracing(facts, suspects):
