@@ -115,6 +115,8 @@ def _retracing(facts, suspects):
 def _models(facts, suspects):
     """Variables of models that came before, whether the models are alive or only their memory is."""
     running = facts["censuses"]
+    if len(running) > 1 and running[-1]["held"] < running[-2]["held"]:
+        running = running[:-1]  # the last one is from the end, when the script has let go of its own
     last = max(running, key=lambda census: census["held"])
     grown = _increases(running, "held")
     largest = max((size for _, size in last["models"]), default=0)
