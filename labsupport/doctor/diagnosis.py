@@ -7,6 +7,7 @@ in any run. What is merely *large* is a suspect only in a run that died of memor
 nearly as large. Every size comes from a counter or from the objects that were alive (see probes.py).
 """
 
+import re
 import runpy
 import statistics
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from labsupport.arm import ArmSetupError, watched
-from labsupport.budget import MIB, mib
+from labsupport.budget import MIB, mib, parse_size
 from labsupport.doctor.probes import examine
 from labsupport.result import oom_sizes
 
@@ -72,24 +73,21 @@ def _oom_sizes(result):
     """oom_sizes(), also for a process that TensorFlow's allocator brought down: then its log tells, and what was copied just then."""
     if result.error is None:
         return None, None
-    wanted, in_use = oom_sizes(replace(result.error, traceback=result.error.traceback or result.error.log))
-    return wanted or result.facts["converted"]["now"] or None, in_use
+    wanted, _ = oom_sizes(replace(result.error, traceback=result.error.traceback or result.error.log))
+    # Where several operations fail side by side, the first lets go of its tensors before the last dump is written.
+    dumps = [parse_size(size) for size in re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", result.error.log)]
+    return wanted or result.facts["converted"]["now"] or None, max(dumps, default=None)
 
 
 def _increases(censuses, name):
-    """By how much a size grew in the run's course: 0 unless it rose at least twice, hardly fell, and went on in the second half.
+    """By how much a size rose over the run, if it rose at least twice and in the last third was always higher than before.
 
-    A batch that is larger than the one before, or a buffer that fills up, is no growth.
+    What only comes and goes with batches and evaluations is lower now and then. A third, since censuses come at steps 2, 4, 8, ….
     """
-    points = [(census["step"], census[name]) for census in censuses if census["step"] >= 2]
-    if len(points) < 3:
-        return 0
-    values = [value for _, value in points]
-    changes = [later - earlier for earlier, later in zip(values, values[1:])]
-    grown, fallen = values[-1] - values[0], -sum(change for change in changes if change < 0)
-    halfway = [value for step, value in points if step <= points[-1][0] / 2] or values[:1]
-    steady = sum(change > 0 for change in changes) >= 2 and fallen <= grown / 4 and values[-1] - halfway[-1] >= grown / 4
-    return grown if steady else 0
+    values = [census[name] for census in censuses if census["step"] >= 2]
+    late = max(2, len(values) // 3)
+    rises = sum(later > earlier for earlier, later in zip(values, values[1:]))
+    return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
 
 
 def _retracing(facts, suspects):
@@ -112,12 +110,10 @@ def _retracing(facts, suspects):
             suspects.append(Suspect("retracing", None, [f"the graph grew by {added} operations in {steps} calls of Session.run: build operations once, before the loop"]))
 
 
-def _models(facts, suspects):
+def _models(facts, suspects, finished):
     """Variables of models that came before, whether the models are alive or only their memory is."""
-    running = facts["censuses"]
-    if len(running) > 1 and running[-1]["held"] < running[-2]["held"]:
-        running = running[:-1]  # the last one is from the end, when the script has let go of its own
-    last = max(running, key=lambda census: census["held"])
+    running = facts["censuses"][:-1] if finished else facts["censuses"]  # at its end a script has let go of its models
+    last = max(facts["censuses"], key=lambda census: census["held"])
     grown = _increases(running, "held")
     largest = max((size for _, size in last["models"]), default=0)
     if grown > largest / 2 > 0 or (grown > _GROWTH and not largest):
@@ -165,7 +161,7 @@ def diagnose(result):
         return Diagnosis(result, [], {})
     suspects = []
     _retracing(facts, suspects)
-    old_models = _models(facts, suspects)
+    old_models = _models(facts, suspects, result.ok)
     retained = _retained(facts, suspects)
     _buffers(facts, suspects)
     diagnosis = Diagnosis(result, suspects, _parts(result, facts, old_models, retained), _growth(facts))
