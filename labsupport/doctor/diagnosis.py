@@ -35,6 +35,7 @@ LABS = {  # kind: the lab that explains it first, then others that help
 _USAGE = "python -m labsupport doctor SCRIPT [--budget SIZE] [--outside SIZE] [--devices N] [-- ARGUMENTS OF THE SCRIPT]"
 _NEARLY = 0.6  # of the largest part: others as large as this are named, too
 _ROUNDING = 0.02  # the allocator rounds each size up to 256 bytes and leaves a rest that is too small to split
+_SCATTERED = 0.2  # of the budget: a smaller rest lies in pieces in any run that is nearly full, and is not what filled it
 _OUTSIDE_SHARE = 0.2  # of what the process grew by: arrays smaller than this do not explain that it ran out
 _TRACES, _LATE_SHARE = 5, 0.02  # TensorFlow itself warns from five on; a trace in each epoch of fifty steps is the least
 _GROWTH, _GROWTH_SHARE = MIB, 0.02  # smaller growth over a whole run is left to noise: Python objects, a history of numbers
@@ -207,8 +208,8 @@ def _large(result, facts, parts, known):
     """Suspects by size, in a run that died of memory."""
     error = result.error
     wanted, in_use = _oom_sizes(result)
-    if wanted and in_use and in_use + wanted < (1 - _ROUNDING) * result.budget:
-        free = result.budget - in_use
+    free = result.budget - (in_use or result.budget)
+    if wanted and wanted < free - _ROUNDING * result.budget and free > _SCATTERED * result.budget:
         return [Suspect("fragmentation", free, [f"{mib(free)} of the budget were free, yet {mib(wanted)} found no place: the free pieces do not lie together"])]
     last = facts["censuses"][-1]
     size = lambda name: parts.get(name, 0)  # noqa: E731
