@@ -14,11 +14,11 @@ _HOME = {
     "comparison": ("compare",),
     "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
     "claims": ("verdict", "untestable"),
-    "checks": ("memory_budget", "assert_no_growth"),
-    "magic": ("load_ipython_extension",),
     "course": ("load_tensorflow", "explore", "choose", "exercise"),
-    "guide": ("find_lab",),
-    "standing": ("progress", "guesses"),
+    "doctor.checks": ("memory_budget", "assert_no_growth"),
+    "doctor.magic": ("load_ipython_extension",),
+    "learner.guide": ("find_lab",),
+    "learner.standing": ("progress", "guesses"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

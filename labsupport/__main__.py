@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from labsupport import doctor
+from labsupport.doctor import diagnosis
 from labsupport.arm import ArmSetupError
 from labsupport.budget import BudgetError
-from labsupport.ledger import LedgerError, ledger_path
+from labsupport.learner.ledger import LedgerError, ledger_path
 
 
 def show_progress(options):
@@ -18,14 +18,14 @@ def show_progress(options):
 
 
 def write_export(options):
-    from labsupport.exchange import export
+    from labsupport.learner.exchange import export
 
     name, number = export(options.file, options.name)
     print(f"{options.file}: {number} entries of {ledger_path()}, named {name!r}. It is plain text: read it before you hand it in.")
 
 
 def write_pool(options):
-    from labsupport.pool import pool
+    from labsupport.learner.pool import pool
 
     if options.output.resolve() in {file.resolve() for file in options.files}:
         raise LedgerError(f"{options.output} is one of the files to pool: give the page another name")
@@ -40,7 +40,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m labsupport", description="Keep TensorFlow training inside its memory: beside the labs")
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    doctor.add_command(commands)
+    diagnosis.add_command(commands)
 
     command = commands.add_parser("progress", help="your labs, exercises and guesses as text")
     command.set_defaults(command=show_progress)

@@ -291,7 +291,8 @@ def _finish(child, result, plot, seconds, figures, packed, error):
     result.seconds, result.figures = seconds, figures
     while child.selector.select(0):  # what it wrote before it reported is in the pipes already
         for kind, item in child.read(0):
-            _hear(result, plot, kind, item)
+            if kind != "event":  # a last sample, from the thread that takes them
+                _hear(result, plot, kind, item)
     if error is None:
         try:
             result.value = cloudpickle.loads(packed)

@@ -5,7 +5,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from labsupport.ledger import record
+from labsupport.learner.ledger import record
 
 VERDICT_MIME = "application/vnd.labsupport.verdict+json"
 VERDICTS = ("holds", "partly", "fails", "not testable here")

@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager, redirect_stdout
 
 from labsupport.budget import machine_memory, mib
-from labsupport.ledger import record
+from labsupport.learner.ledger import record
 from labsupport.picture import describe_plots
 
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"

@@ -8,7 +8,7 @@ import pandas as pd
 
 from labsupport.budget import MIB
 from labsupport.course import show_widget
-from labsupport.ledger import record
+from labsupport.learner.ledger import record
 
 # State a parameter, as a multiple of the weights (Keras optimizers of the same names, default arguments).
 SLOTS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}

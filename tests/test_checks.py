@@ -67,7 +67,7 @@ def outcomes(folder, *arguments, **environment):
     report = folder / "report.xml"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TF_CPU_ALLOCATOR", "LEAK"))}
     path = os.pathsep.join([str(EXAMPLE.parents[1]), str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    plugin = ["-p", "labsupport.pytest_plugin", "-p", "no:labsupport"]  # whether or not this environment knows the entry point
+    plugin = ["-p", "labsupport.doctor.pytest_plugin", "-p", "no:labsupport"]  # whether or not this environment knows the entry point
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, "-p", "no:nbval", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, arguments)],
         cwd=EXAMPLE, env={**inherited, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=400,

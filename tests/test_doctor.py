@@ -5,9 +5,9 @@ from lab_arms import LABS, arms
 from test_capstone import script
 
 from labsupport.arm import watched
-from labsupport.doctor import diagnose
+from labsupport.doctor.diagnosis import diagnose
 from labsupport.live import TerminalPlot
-from labsupport.probes import examine
+from labsupport.doctor.probes import examine
 
 # lab: (kind, the failing arm's name in the notebook, the fixed arm's, names of runs that these two need)
 TABLE = {

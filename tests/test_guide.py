@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labsupport.guide import labs, search, table
+from labsupport.learner.guide import labs, search, table
 
 LABS = Path(__file__).parents[1] / "labs"
 

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from labsupport import ledger
+from labsupport.learner import ledger
 from labsupport.__main__ import main
-from labsupport.exchange import EXPORT, VERSION, gather
-from labsupport.pool import pool
+from labsupport.learner.exchange import EXPORT, VERSION, gather
+from labsupport.learner.pool import pool
 
 NASTY = "<script>alert(1)</script>\"'&$x^{\ud800"
 

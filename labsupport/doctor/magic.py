@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from types import SimpleNamespace
 
-from labsupport.alive import MEMORY, alive, by_name, counts_everything, device_of, own_names, running_tensorflow, size
+from labsupport.doctor.alive import MEMORY, alive, by_name, counts_everything, device_of, own_names, running_tensorflow, size
 from labsupport.budget import mib
 from labsupport.meter import Meter
 
@@ -82,7 +82,7 @@ def _measured(shell, label, cell):
 def _held(shell):
     """What each name of the notebook, of its modules and of its outputs holds."""
     names = {name: value for name, value in shell.user_ns.items() if not name.startswith("_") and name not in shell.user_ns_hidden}
-    modules = {name: value for name, value in own_names(None).items() if not name.startswith("__main__.")}
+    modules = {name: value for name, value in own_names([]).items() if "." in name}
     return by_name({**names, **modules, "Out": shell.user_ns.get("Out")})
 
 

@@ -1,4 +1,4 @@
-"""What is alive in this process, by kind and by the names that hold it. For the checks in tests and the cell magic."""
+"""What is alive in this process, by kind and by the names that hold it. For the doctor, the checks in tests and the cell magic."""
 
 import gc
 import math
@@ -8,15 +8,64 @@ import re
 import sys
 import types
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from labsupport import meter
-from labsupport.probes import _LIBRARY, _kind, _own, _own_frames, _tensor_bytes, _variable_bytes
 
 MEMORY = ("variables", "tensors", "arrays")  # the kinds that alive() and by_name() give bytes for
 _DEPTH, _MOST_ITEMS = 12, 200_000
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
+
+
+LIBRARY = ("-packages", "<frozen", str(Path(__file__).parents[1]), os.path.dirname(os.__file__))
+KINDS = {
+    "resource_variable_ops.BaseResourceVariable": "variables",
+    "ops._EagerTensorBase": "tensors",
+    "ops.EagerTensor": "tensors",
+    "iterator_ops.OwnedIterator": "iterators",
+    "dataset_ops.DatasetV2": "datasets",
+    "values.DistributedVariable": "distributed",
+    "keras.src.models.model.Model": "models",
+    "keras.src.engine.training.Model": "models",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": "optimizers",
+    "keras.src.optimizers.optimizer._BaseOptimizer": "optimizers",
+    "framework.ops.Graph": "graphs",
+}  # ends of a base class's full name (of Keras 3, and of Keras 2 as tf_keras): what it is
+
+
+def kind_of(cls):
+    """A value of KINDS, or "" for what is none of them."""
+    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+    return next((kind for end, kind in KINDS.items() if any(name.endswith(end) for name in names)), "")
+
+
+def own(code):
+    """Whether code is the person's rather than a library's."""
+    return not any(part in code.co_filename for part in LIBRARY)
+
+
+def own_frames(frame):
+    """The person's frames, innermost first, without those of libraries."""
+    while frame is not None:
+        if own(frame.f_code):
+            yield frame
+        frame = frame.f_back
+
+
+def tensor_bytes(tensor):
+    try:
+        return tensor.shape.num_elements() * tensor.dtype.size
+    except (AttributeError, TypeError, ValueError):  # a resource, a ragged or a sparse tensor, a deleted one
+        return 0
+
+
+def variable_bytes(variable):
+    try:
+        return math.prod(variable.shape) * variable.dtype.size
+    except (AttributeError, TypeError, ValueError):
+        return 0
 
 
 def running_tensorflow():
@@ -39,7 +88,7 @@ def counts_everything(tf, device):
         return None
     with tf.device(device):
         small = tf.zeros([1024])
-    return gauge.tensors_now() - before >= _tensor_bytes(small)
+    return gauge.tensors_now() - before >= tensor_bytes(small)
 
 
 def alive():
@@ -56,14 +105,14 @@ def alive():
     for thing in things:
         kind = classes.get(type(thing))
         if kind is None:
-            kind = classes[type(thing)] = _kind(type(thing)) or ("datasets" if _is_dataset(type(thing)) else "")
+            kind = classes[type(thing)] = kind_of(type(thing))
         if kind == "tensors":
             if thing.dtype.name == "resource":
-                what = _behind(thing)
+                what = behind(thing)
                 if what:
                     found["variables"][what] += 1
             else:
-                found["tensors"][f"{thing.dtype.name} {tuple(thing.shape)}", _tensor_bytes(thing)] += 1
+                found["tensors"][f"{thing.dtype.name} {tuple(thing.shape)}", tensor_bytes(thing)] += 1
         elif kind == "graphs":
             found["graphs"][re.sub(r"_\d+$", "", getattr(thing, "name", "graph")), 0] += 1
         elif kind in ("iterators", "datasets"):
@@ -89,11 +138,7 @@ def size(counter):
     return sum(number * each for (_, each), number in counter.items())
 
 
-def _is_dataset(kind):
-    return any(base.__qualname__ == "DatasetV2" and base.__module__.endswith("dataset_ops") for base in kind.__mro__)
-
-
-def _behind(handle):
+def behind(handle):
     """(what, bytes) of the variable behind a resource handle; None for other resources."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
@@ -125,17 +170,19 @@ def by_name(names):
 def _weigh(value, count, seen, depth):
     if id(value) in seen or len(seen) > _MOST_ITEMS or isinstance(value, (*_PLAIN, types.ModuleType)):
         return count
-    kind = "" if isinstance(value, (list, dict, tuple)) else _kind(type(value))
+    kind = "" if isinstance(value, (list, dict, tuple)) else kind_of(type(value))
     seen.add(id(value))
     if kind == "tensors":
-        count[kind] += _tensor_bytes(value)
+        count[kind] += tensor_bytes(value)
+        count["number of tensors"] += 1
     elif kind == "variables":
-        count[kind] += _variable_bytes(value)
+        count[kind] += variable_bytes(value)
     elif isinstance(value, np.ndarray):
         base = _base(value)
         if base is value or id(base) not in seen:
             seen.add(id(base))
             count["arrays"] += _array_bytes(base)
+            count["number of arrays"] += 1
     elif depth:
         items = _items(value)
         if isinstance(value, (list, dict, set)) or type(value).__name__ == "deque":
@@ -154,7 +201,7 @@ def _items(value):
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, types.FunctionType):
-        return list(closure(value).values()) + list(value.__defaults__ or ()) if _own(value.__code__) else []
+        return list(closure(value).values()) + list(value.__defaults__ or ()) if own(value.__code__) else []
     if isinstance(value, type):
         return list(vars(value).values()) if _own_module(sys.modules.get(value.__module__)) else []
     if type(value).__module__.split(".")[0] == "tensorflow":
@@ -175,16 +222,18 @@ def closure(function):
 
 def _own_module(module):
     file = getattr(module, "__file__", None)
-    return file is not None and not any(part in os.path.abspath(file) for part in _LIBRARY)
+    return file is not None and not any(part in os.path.abspath(file) for part in LIBRARY)
 
 
-def own_names(frame):
-    """{name: object} for everything that the person's own modules and the running functions from `frame` on hold by name."""
+def own_names(frames):
+    """{name: object} for everything that the person's own modules and these running functions hold by name."""
     names = {}
     for module in list(sys.modules.values()):
-        if _own_module(module) or getattr(module, "__name__", "") == "__main__":
-            names.update({f"{module.__name__}.{name}": value for name, value in list(vars(module).items()) if not name.startswith("__")})
-    for caller in _own_frames(frame):
-        if caller.f_code.co_name != "<module>":
-            names.update({f"{name} in {caller.f_code.co_name}()": value for name, value in caller.f_locals.items()})
-    return names
+        main = getattr(module, "__name__", "") == "__main__"
+        if main or _own_module(module):
+            names.update({name if main else f"{module.__name__}.{name}": value for name, value in list(vars(module).items())})
+    for frame in frames:
+        names = {**frame.f_globals, **names}  # a function that came from elsewhere has a namespace which is no module here
+        if frame.f_code.co_name != "<module>":
+            names.update({f"{name} in {frame.f_code.co_name}()": value for name, value in frame.f_locals.items()})
+    return {name: value for name, value in names.items() if not name.split(".")[-1].startswith("__")}

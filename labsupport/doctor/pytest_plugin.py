@@ -17,15 +17,15 @@ if "tensorflow" not in sys.modules:
 
 @pytest.fixture
 def memory_budget():
-    """`with memory_budget("512 MiB") as spent:`, see labsupport.checks.memory_budget."""
-    from labsupport import checks
+    """`with memory_budget("512 MiB") as spent:`, see labsupport.doctor.checks.memory_budget."""
+    from labsupport.doctor import checks
 
     return checks.memory_budget
 
 
 @pytest.fixture
 def assert_no_growth():
-    """`assert_no_growth(step, n=50)`, see labsupport.checks.assert_no_growth."""
-    from labsupport import checks
+    """`assert_no_growth(step, n=50)`, see labsupport.doctor.checks.assert_no_growth."""
+    from labsupport.doctor import checks
 
     return checks.assert_no_growth

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labsupport import meter
-from labsupport.alive import MEMORY, alive, by_name, counts_everything, device_of, own_names, running_tensorflow, size
+from labsupport.doctor.alive import MEMORY, alive, by_name, counts_everything, device_of, own_frames, own_names, running_tensorflow, size
 from labsupport.budget import MIB, BudgetError, machine_memory, mib, parse_size
 
 # The first call traces and makes variables and optimizer slots; the second, when it brings another shape, traces once
@@ -60,7 +60,7 @@ def assert_no_growth(step, n=50):
             step()
         seen.append(_count())
         if after == calls[_PARTS // 2]:  # what is told of the growth is of the second half, without what filled up in the first
-            names = by_name(own_names(sys._getframe(1)))
+            names = by_name(own_names(own_frames(sys._getframe(1))))
     grown = {}
     for kind in _LABS:
         levels = [_level(kind, census) for census in seen]
@@ -72,7 +72,7 @@ def assert_no_growth(step, n=50):
     if grown:
         last = n - calls[_PARTS // 2]
         title = f"memory grows with every call of {getattr(step, '__name__', 'step')}(), by this much a call (mean of the last {last} of {_WARM_UP + n}):"
-        holders = _holders(names, by_name(own_names(sys._getframe(1))), last)
+        holders = _holders(names, by_name(own_names(own_frames(sys._getframe(1)))), last)
         raise AssertionError(title + "".join("\n  " + line for line in _growth(last, grown, seen[_PARTS // 2], seen[-1], holders)))
 
 
@@ -154,7 +154,7 @@ def memory_budget(budget):
     allowed = parse_size(budget)
     gauge = meter.active or _own_gauge()
     gc.collect()
-    names = by_name(own_names(sys._getframe(1)))
+    names = by_name(own_names(own_frames(sys._getframe(1))))
     spent = Spent((gauge.tensors_now() + gauge.tensors_zero) / MIB)
     plugs = _fresh_room(gauge, allowed) if gauge.device == "CPU:0" and gauge is not meter.active and not _open else []
     before = gauge.tensors_now()
@@ -170,7 +170,7 @@ def memory_budget(budget):
         raise AssertionError(
             f"tensors peaked at {spent.peak_mib:,.1f} MiB, over the budget of {mib(allowed)}\n"
             f"  in use before the block, not counted: {spent.before_mib:,.1f} MiB{_most(names)}\n"
-            f"  still in use after it: {mib(gauge.phases[-1].held - before)} more{_most(by_name(own_names(sys._getframe(1))))}\n"
+            f"  still in use after it: {mib(gauge.phases[-1].held - before)} more{_most(by_name(own_names(own_frames(sys._getframe(1)))))}\n"
             "  to see where: python -m labsupport doctor your_script.py"
         )
 

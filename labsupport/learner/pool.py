@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.style import context
 
 from labsupport.claims import VERDICTS, claims
-from labsupport.exchange import gather
-from labsupport.guide import labs
-from labsupport.ledger import LedgerError
-from labsupport.standing import factors_figure, first_guesses, off_by, standing
+from labsupport.learner.exchange import gather
+from labsupport.learner.guide import labs
+from labsupport.learner.ledger import LedgerError
+from labsupport.learner.standing import factors_figure, first_guesses, off_by, standing
 
 STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"

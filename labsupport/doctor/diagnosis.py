@@ -7,17 +7,18 @@ in any run. What is merely *large* is a suspect only in a run that died of memor
 nearly as large. Every size comes from a counter or from the objects that were alive (see probes.py).
 """
 
+import re
 import runpy
 import statistics
 import sys
 import tempfile
 from argparse import RawDescriptionHelpFormatter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labsupport.arm import watched
-from labsupport.budget import MIB, mib
-from labsupport.probes import examine
+from labsupport.arm import ArmSetupError, watched
+from labsupport.budget import MIB, mib, parse_size
+from labsupport.doctor.probes import examine
 from labsupport.result import oom_sizes
 
 LABS = {  # kind: the lab that explains it first, then others that help
@@ -33,6 +34,9 @@ LABS = {  # kind: the lab that explains it first, then others that help
 }
 _USAGE = "python -m labsupport doctor SCRIPT [--budget SIZE] [--outside SIZE] [--devices N] [-- ARGUMENTS OF THE SCRIPT]"
 _NEARLY = 0.6  # of the largest part: others as large as this are named, too
+_ROUNDING = 0.02  # the allocator rounds each size up to 256 bytes and leaves a rest that is too small to split
+_SCATTERED = 0.2  # of the budget: a smaller rest lies in pieces in any run that is nearly full, and is not what filled it
+_OUTSIDE_SHARE = 0.2  # of what the process grew by: arrays smaller than this do not explain that it ran out
 _TRACES, _LATE_SHARE = 5, 0.02  # TensorFlow itself warns from five on; a trace in each epoch of fifty steps is the least
 _GROWTH, _GROWTH_SHARE = MIB, 0.02  # smaller growth over a whole run is left to noise: Python objects, a history of numbers
 
@@ -61,21 +65,30 @@ class Diagnosis:
 
     @property
     def died_of_memory(self):
-        return _died_of_memory(self.result)
+        """A process that was killed counts where that is what happens without memory: arm.py's message says so."""
+        error = self.result.error
+        return error is not None and (error.kind in ("oom", "memory") or (error.kind == "killed" and ("memory" in error.message or "grew by" in error.message)))
 
 
-def _died_of_memory(result):
-    error = result.error
-    if error is None:
-        return False
-    return error.kind in ("oom", "memory") or (error.kind == "killed" and ("ran out of memory" in error.log or "grew by" in error.message))
+def _oom_sizes(result):
+    """oom_sizes(), also for a process that TensorFlow's allocator brought down: then its log tells, and what was copied just then."""
+    if result.error is None:
+        return None, None
+    wanted, _ = oom_sizes(replace(result.error, traceback=result.error.traceback or result.error.log))
+    # Where several operations fail side by side, the first lets go of its tensors before the last dump is written.
+    dumps = [parse_size(size) for size in re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", result.error.log)]
+    return wanted or result.facts["converted"]["now"] or None, max(dumps, default=None)
 
 
 def _increases(censuses, name):
-    """By how much a size rose between the first and the last census in the run's course, if it rose at least twice."""
+    """By how much a size rose over the run, if it rose at least twice and in the last third was always higher than before.
+
+    What only comes and goes with batches and evaluations is lower now and then. A third, since censuses come at steps 2, 4, 8, ….
+    """
     values = [census[name] for census in censuses if census["step"] >= 2]
+    late = max(2, len(values) // 3)
     rises = sum(later > earlier for earlier, later in zip(values, values[1:]))
-    return max(values) - values[0] if rises >= 2 else 0
+    return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
 
 
 def _retracing(facts, suspects):
@@ -87,7 +100,7 @@ def _retracing(facts, suspects):
             if function["instances"] > 2:
                 evidence.append(f"tf.function was applied to it anew {function['instances']} times; make it once, outside the loop")
             elif function["changing"]:
-                evidence.append(f"argument {function['changing']}: every new value is a new graph; pass a tensor")
+                evidence.append(f"argument {function['changing']}: every new value is a new graph; pass a tensor, or the same object each time")
             suspects.append(Suspect("retracing", None, evidence))
     censuses = [census for census in facts["censuses"] if census["step"] >= 2]
     sessions = [step for step in facts["steps"] if step["name"] == "Session.run"]
@@ -98,10 +111,10 @@ def _retracing(facts, suspects):
             suspects.append(Suspect("retracing", None, [f"the graph grew by {added} operations in {steps} calls of Session.run: build operations once, before the loop"]))
 
 
-def _models(facts, suspects):
+def _models(facts, suspects, finished):
     """Variables of models that came before, whether the models are alive or only their memory is."""
-    running = facts["censuses"]
-    last = max(running, key=lambda census: census["held"])
+    running = facts["censuses"][:-1] if finished else facts["censuses"]  # at its end a script has let go of its models
+    last = max(facts["censuses"], key=lambda census: census["held"])
     grown = _increases(running, "held")
     largest = max((size for _, size in last["models"]), default=0)
     if grown > largest / 2 > 0 or (grown > _GROWTH and not largest):
@@ -132,6 +145,16 @@ def _retained(facts, suspects):
     return total
 
 
+def _buffers(facts, suspects):
+    """Iterators that stay alive, each with the buffers of its pipeline."""
+    running = facts["censuses"][:-1]
+    grown = _increases(running, "buffers")
+    if _increases(running, "iterators") >= 2 and grown > _GROWTH:
+        evidence = [f"{running[-1]['iterators']} iterators over data sets are alive, and what their pipelines buffer grew by {mib(grown)}; an iterator keeps its buffers until it is let go"]
+        evidence += [f"{name}: {mib(held)}" for held, name in facts["buffers"][:2]]
+        suspects.append(Suspect("buffer", grown, evidence))
+
+
 def diagnose(result):
     """The Diagnosis of an arm that ran with probes. Silent (no suspects) for a run that neither grew nor died of memory."""
     facts = result.facts
@@ -139,13 +162,14 @@ def diagnose(result):
         return Diagnosis(result, [], {})
     suspects = []
     _retracing(facts, suspects)
-    old_models = _models(facts, suspects)
+    old_models = _models(facts, suspects, result.ok)
     retained = _retained(facts, suspects)
-    parts = _parts(result, facts, old_models, retained)
-    if _died_of_memory(result):
-        suspects += _large(result, facts, parts, suspects)
+    _buffers(facts, suspects)
+    diagnosis = Diagnosis(result, suspects, _parts(result, facts, old_models, retained), _growth(facts))
+    if diagnosis.died_of_memory:
+        suspects += _large(result, facts, diagnosis.parts, suspects)
         suspects.sort(key=lambda suspect: -(suspect.size or 0))
-    return Diagnosis(result, suspects, parts, _growth(facts))
+    return diagnosis
 
 
 def _parts(result, facts, old_models, retained):
@@ -159,17 +183,20 @@ def _parts(result, facts, old_models, retained):
         data = sum(size for _, _, size in live["holders"]["tensors"])
     else:
         data = live["tensors"]
+    wanted, in_use = _oom_sizes(result)
     peak = result.figures["peak"]
-    if peak is None:
+    if peak is None:  # the process died before it could report
+        peak = max([in_use or 0] + [census["level"] or 0 for census in censuses])
+    if not peak and not wanted:
         return {}
-    wanted = oom_sizes(result.error)[0] or 0 if result.error else 0
+    wanted = wanted or 0
     parts = {
         "weights": live["weights"],
         "optimizer slots": live["slots"],
         "other variables": live["other variables"] - live["replicas"],
         "copies on other devices": live["replicas"],
         "models that came before": old_models,
-        "data held as tensors": data,
+        "data held as tensors": data + facts["converted"]["now"],
         "buffers of pipelines": sum(size for size, _ in facts["buffers"]),
         "tensors kept by the script": retained,
     }
@@ -180,19 +207,25 @@ def _parts(result, facts, old_models, retained):
 def _large(result, facts, parts, known):
     """Suspects by size, in a run that died of memory."""
     error = result.error
-    wanted, in_use = oom_sizes(error)
-    if wanted and in_use and in_use + wanted < 0.98 * result.budget:
-        free = result.budget - in_use
+    wanted, in_use = _oom_sizes(result)
+    free = result.budget - (in_use or result.budget)
+    if wanted and wanted < free - _ROUNDING * result.budget and free > _SCATTERED * result.budget:
         return [Suspect("fragmentation", free, [f"{mib(free)} of the budget were free, yet {mib(wanted)} found no place: the free pieces do not lie together"])]
     last = facts["censuses"][-1]
     size = lambda name: parts.get(name, 0)  # noqa: E731
     found = []
     failing = f"the allocation that failed was for {mib(wanted)}" if wanted else error.message
-    outside = error.kind != "oom" and (result.figures["peak"] or 0) < 0.9 * result.budget
+    outside = error.kind != "oom" and "ran out of memory" not in error.log
     data = size("data held as tensors") + (max(last["arrays"], facts["converted"]["bytes"]) if outside else 0)
-    working = size("activations, gradients and intermediates")
-    no_training_yet = not any(step["count"] for step in facts["steps"]) and not last["models"]
-    if no_training_yet and facts["failed"] is None:
+    working, buffers = size("activations, gradients and intermediates"), size("buffers of pipelines")
+    failed = facts["failed"] or facts["open"] or {}
+    buffered = [f"{name}: {mib(held)}" for held, name in facts["buffers"][:2]]
+    if failed.get("kind") == "input":  # no operation of a step ran, so what was in use beside the failed allocation is the pipeline's
+        in_pipeline = max(0, working - (wanted or 0))
+        working, buffers = working - in_pipeline, buffers + in_pipeline
+        buffered.append(f"memory ran out while the pipeline prepared a batch, with {mib(buffers)} in it")
+    no_training_yet = not any(step["kind"] == "step" for step in facts["steps"]) and not last["models"]
+    if no_training_yet and not failed:
         data, working = max(data, data + working), 0  # joining the pieces of a data set, for instance
     if data:
         holder = (last["holders"]["tensors"] + last["holders"]["arrays"])[:2]
@@ -200,11 +233,11 @@ def _large(result, facts, parts, known):
         if facts["converted"]["largest"]:
             evidence.append(f"an array of {mib(facts['converted']['largest'])} was copied into a tensor at {facts['converted']['place']}")
         found.append(Suspect("input copy", data, [*evidence, failing]))
-    if size("buffers of pipelines"):
-        found.append(Suspect("buffer", size("buffers of pipelines"), [f"{name}: {mib(held)}" for held, name in facts["buffers"][:2]]))
+    if buffers:
+        found.append(Suspect("buffer", buffers, buffered))
     if working:
-        step = facts["failed"] or {}
-        where = f"in {step['name']} memory rose from {mib(step['level'])} to {mib(step['peak'])}" if step.get("kind") == "step" else "operations outside a training step took it"
+        rose = f" memory rose from {mib(failed['level'])} to {mib(failed['peak'])}" if "peak" in failed else " the process died"
+        where = f"in {failed['name']}{rose}" if failed.get("kind") == "step" else "operations outside a training step took it"
         evidence = [where, failing, f"weights are {mib(size('weights'))}, optimizer slots {mib(size('optimizer slots'))}"]
         found.append(Suspect("batch-bound activations", working, evidence))
     state = size("optimizer slots") + size("other variables")
@@ -216,6 +249,9 @@ def _large(result, facts, parts, known):
         found.append(Suspect("models kept alive", sum(others), [f"{len(others) + 1} models are alive; the others beside the largest have {mib(sum(others))} of weights"]))
     if size("copies on other devices"):
         found.append(Suspect("replicas", 2 * size("copies on other devices"), [f"variables are held once on each device: {mib(size('copies on other devices'))} more than on one"]))
+    if outside:  # then what TensorFlow's allocator holds is not at fault, and Python objects that are no arrays may be
+        grown = max([held for _, held in result.process], default=0)
+        found = [suspect for suspect in found if suspect.kind == "input copy" and suspect.size > _OUTSIDE_SHARE * grown]
     found = [suspect for suspect in found if suspect.kind not in {one.kind for one in known}]
     most = max([suspect.size for suspect in found] + [suspect.size or 0 for suspect in known], default=0)
     return [suspect for suspect in found if suspect.size >= _NEARLY * most]
@@ -232,13 +268,14 @@ def _growth(facts):
         early, late = statistics.median(levels[:third]), statistics.median(levels[-third:])
         told.append(
             f"{step['name']}: {step['count']} steps; in use before a step {mib(early)} in the first third, {mib(late)} in the last, "
-            f"{(late - early) / (step['count'] * 2 / 3) / MIB:+.3f} MiB a step; a step adds up to {mib(step['rise'])} for its duration"
+            f"{(late - early) / (step['count'] * 2 / 3) / MIB:+.3f} MiB a step" + (f"; a step adds up to {mib(step['rise'])} for its duration" if step["rise"] else "")
         )
     passes, number = facts["passes"], facts["number_of_passes"]
     if number > 2 and None not in passes:
+        second, last = passes
         told.append(
-            f"passes over data sets (epochs): {number}; in use at the begin of the second {mib(passes[1])}, of the last {mib(passes[-1])}, "
-            f"{(passes[-1] - passes[1]) / (number - 2) / MIB:+.3f} MiB a pass"
+            f"passes over data sets (epochs): {number}; in use at the begin of the second {mib(second)}, of the last {mib(last)}, "
+            f"{(last - second) / (number - 2) / MIB:+.3f} MiB a pass"
         )
     return told
 
@@ -264,10 +301,10 @@ def command(options):
     """`python -m labsupport doctor`: 0 if the script finished without a suspect, 1 otherwise."""
     from rich.console import Console
 
-    from labsupport.terminal import DoctorDisplay, report
+    from labsupport.doctor.terminal import DoctorDisplay, report
 
     if not Path(options.script).is_file():
-        raise SystemExit(f"doctor: there is no script {options.script}")
+        raise ArmSetupError(f"there is no script {options.script}")
     budget = options.budget or "half of the free memory"
     result = examine_script(options.script, options.arguments, options.budget, options.outside, lambda: DoctorDisplay(options.script, budget), options.devices)
     diagnosis = diagnose(result)

@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from labsupport.guide import labs, link
-from labsupport.ledger import LedgerError, entries, ledger_path
+from labsupport.learner.guide import labs, link
+from labsupport.learner.ledger import LedgerError, entries, ledger_path
 from labsupport.picture import COLOURS, bundle
 
 FEW = 4  # guesses, below which no tendency is told

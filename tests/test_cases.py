@@ -1,0 +1,49 @@
+"""People's own memory troubles, as scripts: the doctor names each, and is silent once it is cured.
+
+Each script in tests/cases tells in comments what is to be found in it, and takes --fixed; cases/README.md says which reports they stand for.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from labsupport.doctor.diagnosis import LABS, diagnose, examine_script
+from labsupport.doctor.terminal import DoctorDisplay
+
+CASES = {path.stem: path for path in sorted((Path(__file__).parent / "cases").glob("*.py"))}
+TABLE = Path(__file__).parent / "cases" / "README.md"
+
+
+def settings(name):
+    """{"kind", "budget", "devices"} from a script's comments; kind is "none" where nothing is wrong."""
+    return dict(re.findall(r"^# (kind|budget|devices): (.+)$", CASES[name].read_text(), re.MULTILINE))
+
+
+def diagnosed(name, *arguments):
+    wanted = settings(name)
+    path, budget = str(CASES[name]), wanted["budget"]
+    return diagnose(examine_script(path, list(arguments), budget, "4 GiB", lambda: DoctorDisplay(path, budget), int(wanted.get("devices", 1))))
+
+
+def told(diagnosis):
+    """What a failing test shows."""
+    return "\n".join([str(diagnosis.result), *(f"{s.kind}, {s.size} bytes: {'; '.join(s.evidence)}" for s in diagnosis.suspects), str(diagnosis.parts)])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if settings(name)["kind"] in LABS])
+def test_the_doctor_names_what_people_reported(name):
+    diagnosis = diagnosed(name)
+    assert diagnosis.suspects and diagnosis.suspects[0].kind == settings(name)["kind"], told(diagnosis)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_doctor_is_silent_where_nothing_is_wrong(name):
+    diagnosis = diagnosed(name, "--fixed")
+    assert diagnosis.result.ok and not diagnosis.suspects, told(diagnosis)
+
+
+def test_each_kind_has_a_case_and_each_case_its_report():
+    kinds = {settings(name)["kind"] for name in CASES}
+    assert set(LABS) <= kinds <= {*LABS, "none"}
+    assert set(re.findall(r"\((\w+)\.py\)", TABLE.read_text())) == set(CASES)

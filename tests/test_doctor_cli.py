@@ -1,0 +1,97 @@
+"""`python -m labsupport doctor`, as somebody uses it in a terminal."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labsupport.__main__ import main
+
+
+def doctor(folder, script, *words, wait=True):
+    """Write a script into a folder and start the doctor on it there."""
+    (folder / "train.py").write_text(script)
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "labsupport", "doctor", "train.py", "--budget", "64 MiB", *words]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if wait:
+        process.out, process.err = process.communicate(timeout=120)
+    return process
+
+
+def test_a_script_runs_as_python_would_run_it(tmp_path):
+    (tmp_path / "names.txt").write_text("cat")
+    (tmp_path / "helper.py").write_text("def double(n):\n    return 2 * n\n")
+    script = """
+        import argparse, sys
+        from helper import double
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int)
+        if __name__ == "__main__":
+            print("epochs", double(parser.parse_args().epochs), open("names.txt").read(), __file__)
+            sys.exit()
+    """
+    run = doctor(tmp_path, "\n".join(line[8:] for line in script.splitlines()), "--", "--epochs", "3")
+    assert run.returncode == 0, run.err
+    assert "epochs 6 cat train.py" in run.out
+    assert "No suspect" in run.out
+
+
+def test_a_suspect_is_told_by_the_exit_status(tmp_path):
+    script = "import tensorflow as tf\nf = tf.function(lambda x, k: x * k)\nfor k in range(20):\n    f(tf.ones([4]), k)\n"
+    run = doctor(tmp_path, script)
+    assert run.returncode == 1, run.err
+    assert "retracing" in run.out and "lab 08" in run.out and "20 times" in run.out
+
+
+@pytest.mark.parametrize(("ending", "words"), [("raise ValueError('no such file')", "ValueError: no such file"), ("import sys; sys.exit(3)", "SystemExit: 3")])
+def test_a_script_that_fails_shows_where(tmp_path, ending, words):
+    run = doctor(tmp_path, f"def load():\n    {ending}\n\nload()\n")
+    assert run.returncode == 1
+    assert words in run.out and "train.py, line 2" in run.out
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["absent.py"], "there is no script absent.py"),
+        (["train.py", "--budget", "lots"], 'such as "256 MiB"'),
+        (["train.py", "--budget", "1 MiB"], "too small"),
+        (["train.py", "--epochs", "3"], "goes after --"),
+        (["train.py", "--devices", "0"], "give 1 or more"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(tmp_path, monkeypatch, capsys, words, advice):
+    (tmp_path / "train.py").write_text("print('ran')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["labsupport", "doctor", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    shown = capsys.readouterr()
+    assert end.value.code == 2
+    assert advice in shown.err
+    assert "ran" not in shown.out
+
+
+def test_ctrl_c_ends_the_script_and_leaves_nothing_behind(tmp_path):
+    script = "import os, subprocess, time\nhelper = subprocess.Popen(['sleep', '300'])\nprint('pids', os.getpid(), helper.pid, flush=True)\ntime.sleep(300)\n"
+    run = doctor(tmp_path, script, wait=False)
+    try:
+        line = run.stdout.readline()
+        assert line.startswith("pids"), run.stderr.read()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=30) == 130
+    finally:
+        run.kill()
+        run.communicate()
+    ends = time.monotonic() + 10
+    pids = [int(word) for word in line.split()[1:]]
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
