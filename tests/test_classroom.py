@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from test_browser import SWITCHES, chromium, start_cell, wait_for, wait_until_finished
+from browser import SWITCHES, chromium, start_cell, wait_for, wait_until_finished
 
 from labsupport.claims import VERDICT_MIME
 
