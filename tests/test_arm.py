@@ -277,6 +277,8 @@ def test_an_arm_that_starts_processes(own_session):
 
 
 def test_interrupting_ends_the_arm(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has it ignored
+
     def endless():
         (tmp_path / "pid").write_text(str(os.getpid()))
         while True:

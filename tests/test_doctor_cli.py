@@ -18,6 +18,7 @@ def doctor(folder, script, *words, wait=True):
     (folder / "train.py").write_text(script)
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200"}
     command = [sys.executable, "-m", "labsupport", "doctor", "train.py", "--budget", "64 MiB", *words]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, as a shell leaves it in the background, it would be inherited
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if wait:
         process.out, process.err = process.communicate(timeout=120)
