@@ -33,7 +33,7 @@ def photograph(page, target, name):
 def main():
     target = ROOT / "build" / "looks"
     target.mkdir(parents=True, exist_ok=True)
-    labs = [lab for lab in sorted((ROOT / "labs").glob("[0-9]*.ipynb")) if not sys.argv[1:] or lab.stem in sys.argv[1:]]
+    labs = [lab for lab in sorted((ROOT / "labs").glob("*.ipynb")) if not sys.argv[1:] or lab.stem in sys.argv[1:]]
     taken = 0
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "labs" / "images", Path(folder) / "labs" / "images")
