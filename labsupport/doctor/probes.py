@@ -127,14 +127,15 @@ class Probe:
         python = function.python_function
         code = getattr(python, "__code__", None) or getattr(getattr(python, "__wrapped__", None), "__code__", None) or examine.__code__
         name = getattr(python, "__name__", "tf.function")
-        entry = self.functions.setdefault(code, {"name": name, "place": _place(code), "own": own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
+        place = _place(code) if own(code) else "of a library"
+        entry = self.functions.setdefault(code, {"name": name, "place": place, "own": own(code), "calls": 0, "traces": 0, "traced_at": [], "changing": "", "instances": 0})
         entry["calls"] += 1
         if function not in self._known:
             self._known.add(function)
             entry["instances"] += 1
         before = function.experimental_get_tracing_count()
         if not self._tape_open:
-            self._begin_step(f"{name} ({_place(code)})")
+            self._begin_step(f"{name} ({place})")
         self._in_call = True
         try:
             return original(function, *args, **kwargs)

@@ -107,7 +107,8 @@ def report(diagnosis, console):
     for name, words in names.items():
         table.add_row(words, mib(result.figures[name]))
     for name, size in sorted(diagnosis.parts.items(), key=lambda part: -part[1]):
-        table.add_row(f"  of the peak: {name}", mib(size))
+        if size >= MIB / 10:
+            table.add_row(f"  of the peak: {name}", mib(size))
     console.print()
     console.print(table)
     console.print(Text(f"Sources: {'; '.join(dict.fromkeys(SOURCES.values()))}; parts: objects that were alive, and what remains of the peak", style="dim"))
