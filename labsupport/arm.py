@@ -1,6 +1,5 @@
 """Run one plain function in a fresh process under a budget, watch it from outside, and bring back what happened."""
 
-import ast
 import contextlib
 import inspect
 import io
@@ -28,7 +27,7 @@ from labsupport import live
 from labsupport.budget import MIB, Budget, child_environment, mib
 from labsupport.child import named_code
 from labsupport.meter import SAMPLE_SECONDS
-from labsupport.result import ArmError, ArmResult, explain_oom
+from labsupport.result import ArmError, ArmResult, explain_oom, is_own
 
 _ROOT = Path(__file__).parents[1]
 _TEMP_PREFIX = "labsupport-"
@@ -310,7 +309,7 @@ def _finish(child, result, plot, seconds, figures, packed, error):
     # An error inside a graph arrives where the graph was called; its text tells where the operation was written.
     calls += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', error["message"])]
     calls = reversed(dict.fromkeys(reversed(calls)))  # both may name the same line; once is enough, the innermost stays last
-    frames = [(_place(name), line, _source(name, line)) for name, line in calls if _is_own(name)]
+    frames = [(_place(name), line, _source(name, line)) for name, line in calls if is_own(name)]
     text = re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', error["message"])
     stack = "".join(f"  {_place(name)}, line {line}, in {scope}\n    {_source(name, line)}\n" for name, line, scope in error["frames"])
     result.error = ArmError(kind, message, frames, f"{stack}{error['type']}: {text}", child.log_text())
@@ -318,11 +317,6 @@ def _finish(child, result, plot, seconds, figures, packed, error):
 
 def _source(name, line):
     return linecache.getline(name, line).strip()
-
-
-def _is_own(name):
-    """Whether a frame is the learner's code rather than a library's."""
-    return not any(part in name for part in ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(ast.__file__)))
 
 
 def _place(name):

@@ -2,6 +2,7 @@
 
 import html
 import math
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -131,20 +132,25 @@ class ArmResult:
 _WANTED = re.compile(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)")
 
 
-def oom_sizes(error):
-    """(bytes that were wanted, bytes in use) of an out-of-memory ArmError; None for what its message and dump do not tell.
+def is_own(file):
+    """Whether code of this file is the learner's rather than a library's."""
+    return not any(part in file for part in ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(os.__file__)))
 
-    Only the dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
+
+def wanted_bytes(message):
+    """Bytes of the allocation that TensorFlow's message says had no room; None if it does not tell."""
+    if found := _WANTED.search(message):
+        return math.prod(int(n) for n in found[1].split(",") if n) * _DTYPE_BYTES[found[2]] if found[2] in _DTYPE_BYTES else None
+    by_xla = re.findall(r"while trying to allocate ([\d.]+\s?[KMG]?i?B)", message)
+    return parse_size(by_xla[-1]) if by_xla else None
+
+
+def dumped_in_use(log):
+    """Bytes in use by each of the allocator's dumps in a log, in their order.
+
+    Only a dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
     """
-    found = _WANTED.search(error.traceback)
-    by_xla = re.findall(r"while trying to allocate ([\d.]+\s?[KMG]?i?B)", error.traceback)
-    wanted = _tensor_bytes(*found.groups()) if found else parse_size(by_xla[-1]) if by_xla else None
-    dumped = re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", error.log)
-    return wanted, parse_size(dumped[-1]) if dumped else None
-
-
-def _tensor_bytes(shape, dtype):
-    return math.prod(int(n) for n in shape.split(",") if n) * _DTYPE_BYTES[dtype] if dtype in _DTYPE_BYTES else None
+    return [parse_size(size) for size in re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", log)]
 
 
 def explain_oom(message, log, budget):
@@ -155,10 +161,10 @@ def explain_oom(message, log, budget):
     if not found:  # XLA words it differently: "Out of memory while trying to allocate …"
         lines = message.strip().splitlines() or ["no message"]
         return f"Out of memory{where}: " + next((line.strip() for line in lines if "ut of memory" in line), lines[0])
-    size, in_use = oom_sizes(ArmError("oom", "", traceback=message, log=log))
+    in_use = dumped_in_use(log)[-1:]
     return (
-        f"Out of memory{where}: no room for a tensor of shape [{found[1].replace(',', ', ')}], {found[2]} = {mib(size)}, "
-        f"with {mib(in_use)} in use of a budget of {mib(budget)}"
+        f"Out of memory{where}: no room for a tensor of shape [{found[1].replace(',', ', ')}], {found[2]} = {mib(wanted_bytes(message))}, "
+        f"with {mib(in_use[0] if in_use else None)} in use of a budget of {mib(budget)}"
     )
 
 

@@ -8,18 +8,16 @@ import re
 import sys
 import types
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
 from labsupport import meter
+from labsupport.result import is_own
 
 MEMORY = ("variables", "tensors", "arrays")  # the kinds that alive() and by_name() give bytes for
 _DEPTH, _MOST_ITEMS = 12, 200_000
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
 
-
-LIBRARY = ("-packages", "<frozen", str(Path(__file__).parents[1]), os.path.dirname(os.__file__))
 KINDS = {
     "resource_variable_ops.BaseResourceVariable": "variables",
     "ops._EagerTensorBase": "tensors",
@@ -41,9 +39,22 @@ def kind_of(cls):
     return next((kind for end, kind in KINDS.items() if any(name.endswith(end) for name in names)), "")
 
 
+def by_kind(things):
+    """{kind: those of these objects that are of it}, for every kind in KINDS."""
+    found = {kind: [] for kind in KINDS.values()}
+    kinds = {}  # of the few classes that most objects share
+    for thing in things:
+        kind = kinds.get(type(thing))
+        if kind is None:
+            kind = kinds[type(thing)] = kind_of(type(thing))
+        if kind:
+            found[kind].append(thing)
+    return found
+
+
 def own(code):
     """Whether code is the person's rather than a library's."""
-    return not any(part in code.co_filename for part in LIBRARY)
+    return is_own(code.co_filename)
 
 
 def own_frames(frame):
@@ -100,23 +111,19 @@ def alive():
     gc.collect()
     gc.collect()  # what the first one finalized can have held more
     found = {kind: Counter() for kind in (*MEMORY, "graphs", "pipelines")}
-    arrays, classes = {}, {}
-    things = gc.get_objects()
-    for thing in things:
-        kind = classes.get(type(thing))
-        if kind is None:
-            kind = classes[type(thing)] = kind_of(type(thing))
-        if kind == "tensors":
-            if thing.dtype.name == "resource":
-                what = behind(thing)
-                if what:
-                    found["variables"][what] += 1
-            else:
-                found["tensors"][f"{thing.dtype.name} {tuple(thing.shape)}", tensor_bytes(thing)] += 1
-        elif kind == "graphs":
-            found["graphs"][re.sub(r"_\d+$", "", getattr(thing, "name", "graph")), 0] += 1
-        elif kind in ("iterators", "datasets"):
-            found["pipelines"][type(thing).__name__.strip("_"), 0] += 1
+    arrays, things = {}, gc.get_objects()
+    kinds = by_kind(things)
+    for tensor in kinds["tensors"]:
+        if tensor.dtype.name == "resource":
+            what = behind(tensor)
+            if what:
+                found["variables"][what] += 1
+        else:
+            found["tensors"][f"{tensor.dtype.name} {tuple(tensor.shape)}", tensor_bytes(tensor)] += 1
+    for graph in kinds["graphs"]:
+        found["graphs"][re.sub(r"_\d+$", "", getattr(graph, "name", "graph")), 0] += 1
+    for pipeline in kinds["iterators"] + kinds["datasets"]:
+        found["pipelines"][type(pipeline).__name__.strip("_"), 0] += 1
     # Neither arrays nor tuples of nothing but arrays are known to the collector; they are found in what refers to them.
     while things:
         untracked = []
@@ -222,7 +229,7 @@ def closure(function):
 
 def _own_module(module):
     file = getattr(module, "__file__", None)
-    return file is not None and not any(part in os.path.abspath(file) for part in LIBRARY)
+    return file is not None and is_own(os.path.abspath(file))
 
 
 def own_names(frames):

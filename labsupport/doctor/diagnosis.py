@@ -7,19 +7,18 @@ in any run. What is merely *large* is a suspect only in a run that died of memor
 nearly as large. Every size comes from a counter or from the objects that were alive (see probes.py).
 """
 
-import re
 import runpy
 import statistics
 import sys
 import tempfile
 from argparse import RawDescriptionHelpFormatter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from labsupport.arm import ArmSetupError, watched
-from labsupport.budget import MIB, mib, parse_size
+from labsupport.budget import MIB, mib
 from labsupport.doctor.probes import examine
-from labsupport.result import oom_sizes
+from labsupport.result import dumped_in_use, wanted_bytes
 
 LABS = {  # kind: the lab that explains it first, then others that help
     "input copy": ("01", "02"),
@@ -71,13 +70,16 @@ class Diagnosis:
 
 
 def _oom_sizes(result):
-    """oom_sizes(), also for a process that TensorFlow's allocator brought down: then its log tells, and what was copied just then."""
-    if result.error is None:
+    """(bytes that were wanted, bytes in use) where memory ran out; None for what is not told.
+
+    Of a process that TensorFlow's allocator brought down the log tells, and what was copied just then.
+    """
+    error = result.error
+    if error is None:
         return None, None
-    wanted, _ = oom_sizes(replace(result.error, traceback=result.error.traceback or result.error.log))
+    wanted = wanted_bytes(error.traceback or error.log) or result.facts["converted"]["now"] or None
     # Where several operations fail side by side, the first lets go of its tensors before the last dump is written.
-    dumps = [parse_size(size) for size in re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", result.error.log)]
-    return wanted or result.facts["converted"]["now"] or None, max(dumps, default=None)
+    return wanted, max(dumped_in_use(error.log), default=None)
 
 
 def _increases(censuses, name):
@@ -117,15 +119,16 @@ def _models(facts, suspects, finished):
     last = max(facts["censuses"], key=lambda census: census["held"])
     grown = _increases(running, "held")
     largest = max((size for _, size in last["models"]), default=0)
-    if grown > largest / 2 > 0 or (grown > _GROWTH and not largest):
-        evidence = [f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last['held'])}; the largest model alive has {mib(largest)} of weights"]
-        seen = last["weights"] + last["slots"] + last["other variables"]
-        if last["held"] > 1.2 * seen:
-            evidence.append(f"{mib(last['held'] - seen)} belong to variables that Python has let go of; a graph (of a compiled train or predict function) keeps them")
-        elif len(last["models"]) > 2:
-            evidence.append(f"{len(last['models'])} models are alive")
-        suspects.append(Suspect("models kept alive", grown, evidence))
-    return grown if suspects and suspects[-1].kind == "models kept alive" else 0
+    if grown <= (largest / 2 or _GROWTH):
+        return 0
+    evidence = [f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last['held'])}; the largest model alive has {mib(largest)} of weights"]
+    seen = last["weights"] + last["slots"] + last["other variables"]
+    if last["held"] > 1.2 * seen:
+        evidence.append(f"{mib(last['held'] - seen)} belong to variables that Python has let go of; a graph (of a compiled train or predict function) keeps them")
+    elif len(last["models"]) > 2:
+        evidence.append(f"{len(last['models'])} models are alive")
+    suspects.append(Suspect("models kept alive", grown, evidence))
+    return grown
 
 
 def _retained(facts, suspects):
@@ -226,7 +229,7 @@ def _large(result, facts, parts, known):
         buffered.append(f"memory ran out while the pipeline prepared a batch, with {mib(buffers)} in it")
     no_training_yet = not any(step["kind"] == "step" for step in facts["steps"]) and not last["models"]
     if no_training_yet and not failed:
-        data, working = max(data, data + working), 0  # joining the pieces of a data set, for instance
+        data, working = data + working, 0  # joining the pieces of a data set, for instance
     if data:
         holder = (last["holders"]["tensors"] + last["holders"]["arrays"])[:2]
         evidence = [f"{name} holds {count} tensors or arrays, {mib(held)}" for name, count, held in sorted(holder, key=lambda row: -row[2])]

@@ -18,7 +18,7 @@ from types import MethodType
 import numpy as np
 
 from labsupport import meter
-from labsupport.doctor.alive import KINDS, behind, by_name, kind_of, own, own_frames, own_names, tensor_bytes, variable_bytes
+from labsupport.doctor.alive import behind, by_kind, by_name, own, own_frames, own_names, tensor_bytes, variable_bytes
 
 SEND_SECONDS = 0.3
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted
@@ -269,14 +269,7 @@ class Probe:
     def take_census(self, frames=()):
         """What is alive now, by kind, in bytes."""
         gc.collect()
-        classes = {}
-        found = {kind: [] for kind in KINDS.values()}
-        for thing in gc.get_objects():
-            kind = classes.get(type(thing))
-            if kind is None:
-                kind = classes[type(thing)] = kind_of(type(thing))
-            if kind:
-                found[kind].append(thing)
+        found = by_kind(gc.get_objects())
         buffered, elements = Counter(), Counter()
         for iterator in found["iterators"]:
             for stage, held, number in self._buffered(iterator):

@@ -16,7 +16,7 @@ from labsupport.result import SOURCES
 _ROWS, _COLUMNS = 6, 60
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _QUIET_SECONDS = 30  # between two lines of progress where there is no terminal to redraw
-_TENSORFLOW_LOG = re.compile(r"^([IWEF]\d{4} |[IWEF]0000 |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: |WARNING: All log messages before absl|To enable the following instructions)")
+_TENSORFLOW_LOG = re.compile(r"^([IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: |WARNING: All log messages before absl|To enable the following instructions)")
 
 
 def chart(curve, top):
