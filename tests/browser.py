@@ -69,32 +69,50 @@ def jupyterlab(folder):
         address = wait_for(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), 60, "JupyterLab's address")[0]
         yield process, address, browser
     finally:
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-        process.terminate()
-        psutil.wait_procs(family, timeout=10)
-        for left in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
+        end(process)
+
+
+def end(process):
+    """End a server and all that it started, if it is still there."""
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    process.terminate()
+    psutil.wait_procs(family, timeout=10)
+    for left in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()
+
+
+@contextlib.contextmanager
+def launched(executable):
+    """A browser without a window."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, headless=True, args=SWITCHES)
+        yield browser
+        browser.close()
 
 
 @contextlib.contextmanager
 def open_page(server, width=1200, height=1600):
     """A page in the browser of a jupyterlab()."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=server[2], headless=True, args=SWITCHES)
+    with launched(server[2]) as browser:
         page = browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(60_000)
         yield page
-        browser.close()
 
 
 def open_notebook(page, server, folder, name):
     """Open labs/NAME in a folder served by jupyterlab(); returns its code cells once all are there and the kernel too."""
     page.goto(f"{server[1]}lab/tree/labs/{name}?token=browser-test&reset")
     sources = nbformat.read(folder / "labs" / name, as_version=4).cells
-    number = sum(cell.cell_type == "code" for cell in sources)
+    return code_cells(page, sum(cell.cell_type == "code" for cell in sources))
+
+
+def code_cells(page, number):
+    """The code cells of the notebook that a page opens, once all are there and the kernel too."""
     cells = page.locator(".jp-Notebook .jp-CodeCell")
     wait_for(lambda: cells.count() == number, 60, f"{number} code cells")
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")

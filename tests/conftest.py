@@ -7,6 +7,7 @@ from queue import Empty
 
 import psutil
 import pytest
+from browser import jupyterlab
 from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
 from xdist.scheduler import LoadScopeScheduling
@@ -45,6 +46,13 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_configure(config):
     # A conftest's hooks see only the items of its own folder; as a plugin they see the notebooks in labs/ too.
     config.pluginmanager.register(NotebookRuns())
+
+
+@pytest.fixture(scope="module")
+def server(course):
+    """jupyterlab() over the folder that a module's own fixture `course` has filled."""
+    with jupyterlab(course) as server:
+        yield server
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -8,7 +8,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from browser import ROOT, chromium, finished, jupyterlab, open_notebook, open_page, start_cell, wait_until_finished
+from browser import ROOT, chromium, finished, open_notebook, open_page, start_cell, wait_until_finished
 
 PLOT = "svg[aria-label^='Live memory plot']"
 
@@ -33,12 +33,6 @@ def course(tmp_path_factory):
     ]
     nbformat.write(endless, folder / "labs" / "endless.ipynb")
     return folder
-
-
-@pytest.fixture(scope="module")
-def server(course):
-    with jupyterlab(course) as server:
-        yield server
 
 
 @pytest.fixture

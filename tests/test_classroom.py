@@ -6,16 +6,14 @@ import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
-from browser import SWITCHES, chromium, start_cell, wait_for, wait_until_finished
+from browser import ROOT, chromium, code_cells, end, launched, start_cell, wait_for, wait_until_finished
 
 from labsupport.claims import VERDICT_MIME
 
-ROOT = Path(__file__).parents[1]
 CLASSROOM = ROOT / "labs" / "classroom"
 LIMIT = "3 GiB"  # what TEACHING.md recommends
 LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
@@ -48,29 +46,18 @@ def hub(tmp_path_factory):
     log = folder / "log"
     with log.open("w") as stream:
         process = subprocess.Popen(command, cwd=folder, env={**environment(folder), "CLASSROOM_ADDRESS": address}, stdout=stream, stderr=stream)
-    family = []
     try:
         wait_for(lambda: "JupyterHub is now running" in log.read_text() or process.poll() is not None, 60, "the hub")
         assert process.poll() is None, log.read_text()
         yield address, folder, process
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        process.terminate()
-        psutil.wait_procs(family, timeout=10)
-        for left in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
+        end(process)
 
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=SWITCHES)
+    with launched(chromium()) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +91,7 @@ def open_cells(page, hub, name, *sources):
     book.cells = [nbformat.v4.new_code_cell(source) for source in sources]
     nbformat.write(book, hub[1] / "homes" / name / "course" / "labs" / "small.ipynb")
     page.goto(f"{hub[0]}/user/{name}/lab/tree/course/labs/small.ipynb?reset")
-    cells = page.locator(".jp-Notebook .jp-CodeCell")
-    wait_for(lambda: cells.count() == len(sources), 60, "the cells")
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")
-    return cells.all()
+    return code_cells(page, len(sources)).all()
 
 
 def output(cell):

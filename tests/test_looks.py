@@ -11,7 +11,7 @@ import nbformat
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import ROOT, THEMES, finished, jupyterlab, open_notebook, open_page, run_cells_above, set_theme, wait_for
+from browser import ROOT, THEMES, finished, open_notebook, open_page, run_cells_above, set_theme, wait_for
 from colorspacious import cspace_convert, deltaE
 from looks import WIDTHS
 
@@ -83,12 +83,6 @@ def course(tmp_path_factory):
     sampler.cells = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in SAMPLER]
     nbformat.write(sampler, folder / "labs" / "sampler.ipynb")
     return folder
-
-
-@pytest.fixture(scope="module")
-def server(course):
-    with jupyterlab(course) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
