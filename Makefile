@@ -19,22 +19,22 @@ lab: $(READY)
 	$(BIN)/jupyter lab $(ROOT) $(ARGS) labs/start_here.ipynb
 
 test: $(READY)
-	$(BIN)/python labs/build.py --check
-	$(BIN)/python labs/report.py --check
+	$(BIN)/python tools/build.py --check
+	$(BIN)/python tools/report.py --check
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
 labs: $(READY)
-	$(BIN)/python labs/build.py --execute $(NAMES)
-	$(BIN)/python labs/report.py --readme
+	$(BIN)/python tools/build.py --execute $(NAMES)
+	$(BIN)/python tools/report.py --readme
 
 report: $(READY)
-	$(BIN)/python labs/report.py $(ARGS)
+	$(BIN)/python tools/report.py $(ARGS)
 
 looks: $(READY)
-	$(BIN)/python tests/looks.py $(NAMES)
+	$(BIN)/python tools/looks.py $(NAMES)
 
 bench: $(READY)
-	$(BIN)/python tests/bench.py
+	$(BIN)/python tools/bench.py
 
 newest:
 	$(PYTHON) -m venv build/newest

@@ -1,20 +1,23 @@
 """What the notebooks of the lab share: run a function under a memory budget, measure it, compare, judge.
 
-Names are loaded on first use, so that the child process of an arm, which needs only two of these
-files, does not pay for matplotlib and ipywidgets.
+Names are loaded on first use, so that the child process of an arm, which needs only the ground floor, does not pay
+for matplotlib and ipywidgets.
 """
 
 from importlib import import_module
 
 _HOME = {
-    "budget": ("parse_size", "BudgetError"),
-    "meter": ("phase", "reading"),
-    "arm": ("run", "ArmSetupError"),
-    "result": ("ArmResult", "expect_oom"),
-    "comparison": ("compare",),
-    "predict": ("tensor_mib", "predict_step", "predicted_vs_measured", "guess"),
-    "claims": ("verdict", "untestable"),
-    "course": ("load_tensorflow", "explore", "choose", "exercise"),
+    "ground.budget": ("parse_size", "BudgetError", "NO_ONEDNN"),
+    "ground.meter": ("phase", "reading"),
+    "ground.arm": ("ArmSetupError",),
+    "ground.result": ("ArmResult", "expect_oom", "expect_finished"),
+    "showing.running": ("run", "measure"),
+    "showing.comparison": ("compare",),
+    "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE"),
+    "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
+    "lesson.guessing": ("guess",),
+    "lesson.claims": ("verdict", "untestable"),
+    "lesson.course": ("load_tensorflow", "explore", "choose", "exercise"),
     "doctor.checks": ("memory_budget", "assert_no_growth"),
     "doctor.magic": ("load_ipython_extension",),
     "learner.guide": ("find_lab",),

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from labsupport.doctor import diagnosis
-from labsupport.arm import ArmSetupError
-from labsupport.budget import BudgetError
-from labsupport.learner.ledger import LedgerError, ledger_path
+from labsupport.ground.arm import ArmSetupError
+from labsupport.ground.budget import BudgetError
+from labsupport.lesson.ledger import LedgerError, ledger_path
 
 
 def show_progress(options):

@@ -12,8 +12,8 @@ from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
 from xdist.scheduler import LoadScopeScheduling
 
-from labsupport.budget import machine_memory
-from labsupport.course import EXERCISE_MIME
+from labsupport.ground.budget import machine_memory
+from labsupport.lesson.course import EXERCISE_MIME
 
 os.environ["LABSUPPORT_LEDGER"] = "off"  # tests and the kernels that they start write to nobody's ledger
 _LOOK_SECONDS = 1

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from labsupport import ArmSetupError, expect_oom, phase, reading, run
-from labsupport.budget import MIB
+from labsupport.ground.budget import MIB
 
 
 def wait_for(condition, seconds=30):

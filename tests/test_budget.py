@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labsupport import budget
-from labsupport.budget import MIB, Budget, BudgetError, mib, parse_size
+from labsupport.ground import budget
+from labsupport.ground.budget import MIB, Budget, BudgetError, mib, parse_size
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from labsupport import assert_no_growth, memory_budget
-from labsupport.budget import BudgetError
+from labsupport.ground.budget import BudgetError
 
 EXAMPLE = Path(__file__).parent / "example_project"
 PLANTED = '''

@@ -3,7 +3,7 @@
 import pytest
 
 from labsupport import untestable, verdict
-from labsupport.claims import VERDICT_MIME, VerdictError, claims, judge
+from labsupport.lesson.claims import VERDICT_MIME, VerdictError, claims, judge
 
 LESS = {"less than half": "fix < 0.5 * failure", "finishes": "ok"}
 WORDS = {"because": "the reason", "flips": "never"}

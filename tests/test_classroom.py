@@ -12,7 +12,7 @@ import psutil
 import pytest
 from browser import ROOT, chromium, code_cells, end, launched, start_cell, wait_for, wait_until_finished
 
-from labsupport.claims import VERDICT_MIME
+from labsupport.lesson.claims import VERDICT_MIME
 
 CLASSROOM = ROOT / "labs" / "classroom"
 LIMIT = "3 GiB"  # what TEACHING.md recommends

@@ -3,8 +3,8 @@
 import pytest
 
 from labsupport import compare
-from labsupport.budget import MIB
-from labsupport.result import ArmError, ArmResult
+from labsupport.ground.budget import MIB
+from labsupport.ground.result import ArmError, ArmResult
 
 
 def arm(label, peak, error=None):

@@ -4,7 +4,7 @@ import pytest
 
 import labsupport
 from labsupport import choose, exercise
-from labsupport.course import EXERCISE_MIME
+from labsupport.lesson.course import EXERCISE_MIME
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 from lab_arms import LABS, arms
 from test_capstone import script
 
-from labsupport.arm import watched
+from labsupport.ground.arm import watched
 from labsupport.doctor.diagnosis import diagnose
-from labsupport.live import TerminalPlot
+from labsupport.showing.live import TerminalPlot
 from labsupport.doctor.probes import examine
 
 # lab: (kind, the failing arm's name in the notebook, the fixed arm's, names of runs that these two need)

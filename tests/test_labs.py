@@ -9,8 +9,8 @@ import nbformat
 import pytest
 from notebooks import run_notebook
 
-from labsupport.claims import VERDICT_MIME, claims
-from labsupport.course import EXERCISE_MIME
+from labsupport.lesson.claims import VERDICT_MIME, claims
+from labsupport.lesson.course import EXERCISE_MIME
 
 ROOT = Path(__file__).parents[1]
 LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))

@@ -12,11 +12,12 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labsupport import exercise, verdict
-from labsupport.learner import ledger, standing
-from labsupport.claims import VerdictError
+from labsupport.learner import standing
+from labsupport.lesson import ledger
+from labsupport.lesson.claims import VerdictError
 from labsupport.learner.guide import labs
-from labsupport.learner.ledger import current_lab, entries, record
-from labsupport.predict import Guess
+from labsupport.lesson.ledger import current_lab, entries, record
+from labsupport.lesson.guessing import Guess
 
 LAB = "labs/01_image_stacking.ipynb"
 GUESS = "from labsupport import guess\nprint(guess('How much?', 50.0).against(100.0))"
@@ -85,7 +86,7 @@ def test_a_guess_in_a_real_kernel_is_kept_and_one_of_a_tool_started_there_is_not
 
 def test_two_kernels_that_write_at_once_lose_nothing(file):
     def write(number):
-        code = f"from labsupport.learner.ledger import record\nfor i in range(300): record('exercise', number={number} * 1000 + i, passed=True)"
+        code = f"from labsupport.lesson.ledger import record\nfor i in range(300): record('exercise', number={number} * 1000 + i, passed=True)"
         return subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "JPY_SESSION_NAME": f"labs/0{number}_lab.ipynb"})
 
     with ThreadPoolExecutor() as pool:

@@ -4,10 +4,10 @@ import html
 import re
 from xml.etree import ElementTree
 
-from labsupport.budget import MIB
-from labsupport.live import _thin, svg
-from labsupport.meter import Phase
-from labsupport.result import ArmResult
+from labsupport.ground.budget import MIB
+from labsupport.showing.live import _thin, svg
+from labsupport.ground.meter import Phase
+from labsupport.ground.result import ArmResult
 
 
 def running(seconds, budget_given=True):

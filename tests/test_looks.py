@@ -15,7 +15,7 @@ from browser import ROOT, THEMES, finished, open_notebook, open_page, run_cells_
 from colorspacious import cspace_convert, deltaE
 from looks import WIDTHS
 
-from labsupport.picture import COLOURS, LINES, bundle, describe, style
+from labsupport.showing.picture import COLOURS, LINES, bundle, describe, style
 
 sys.path.append(str(ROOT / "labs"))
 from build import without_markup  # noqa: E402
@@ -25,10 +25,10 @@ SAMPLER = [
     """
     import matplotlib.pyplot as plt
     from labsupport import compare, exercise, explore, guess, predicted_vs_measured, run, untestable, verdict
-    from labsupport.budget import MIB
-    from labsupport.live import NotebookPlot
-    from labsupport.picture import describe_plots
-    from labsupport.result import ArmError, ArmResult
+    from labsupport.ground.budget import MIB
+    from labsupport.showing.live import NotebookPlot
+    from labsupport.showing.picture import describe_plots
+    from labsupport.ground.result import ArmError, ArmResult
     describe_plots()
     """,
     """my_guess = guess("Peak memory of loading every image and stacking them into one tensor?")""",

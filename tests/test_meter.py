@@ -2,7 +2,8 @@
 
 import pytest
 
-from labsupport import meter, phase, reading
+from labsupport import phase, reading
+from labsupport.ground import meter
 
 
 class NoStatistics:

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from labsupport.learner import ledger
+from labsupport.lesson import ledger
 from labsupport.__main__ import main
 from labsupport.learner.exchange import EXPORT, VERSION, gather
 from labsupport.learner.pool import pool

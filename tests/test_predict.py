@@ -3,7 +3,7 @@
 import pytest
 
 from labsupport import phase, predict_step, predicted_vs_measured, reading, run, tensor_mib
-from labsupport.predict import Guess
+from labsupport.lesson.guessing import Guess
 
 
 def test_tensor_bytes():
@@ -69,7 +69,7 @@ def test_optimizer_slots_are_exact_multiples_of_the_weights():
     def slots():
         import tensorflow as tf
 
-        from labsupport.predict import SLOTS
+        from labsupport.lesson.predict import SLOTS
 
         makers = {
             "sgd": tf.keras.optimizers.SGD, "momentum": lambda: tf.keras.optimizers.SGD(momentum=0.9),

@@ -11,8 +11,8 @@ from collections import Counter
 
 import numpy as np
 
-from labsupport import meter
-from labsupport.result import is_own
+from labsupport.ground import meter
+from labsupport.ground.result import is_own
 
 MEMORY = ("variables", "tensors", "arrays")  # the kinds that alive() and by_name() give bytes for
 _DEPTH, _MOST_ITEMS = 12, 200_000

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labsupport import meter
+from labsupport.ground import meter
 from labsupport.doctor.alive import MEMORY, alive, by_name, counts_everything, device_of, own_frames, own_names, running_tensorflow, size
-from labsupport.budget import MIB, BudgetError, machine_memory, mib, parse_size
+from labsupport.ground.budget import MIB, BudgetError, machine_memory, mib, parse_size
 
 # The first call traces and makes variables and optimizer slots; the second, when it brings another shape, traces once
 # more with that dimension left open; the third is the first that can be like all later ones.

@@ -15,10 +15,10 @@ from argparse import RawDescriptionHelpFormatter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labsupport.arm import ArmSetupError, watched
-from labsupport.budget import MIB, mib
+from labsupport.ground.arm import ArmSetupError, watched
+from labsupport.ground.budget import MIB, mib
 from labsupport.doctor.probes import examine
-from labsupport.result import dumped_in_use, wanted_bytes
+from labsupport.ground.result import dumped_in_use, wanted_bytes
 
 LABS = {  # kind: the lab that explains it first, then others that help
     "input copy": ("01", "02"),

@@ -8,8 +8,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 from labsupport.doctor.alive import MEMORY, alive, by_name, counts_everything, device_of, own_names, running_tensorflow, size
-from labsupport.budget import mib
-from labsupport.meter import Meter
+from labsupport.ground.budget import mib
+from labsupport.ground.meter import Meter
 
 _PROGRESS_AFTER, _PROGRESS_EVERY = 2, 1  # seconds
 _LEAST, _LEAST_UNNAMED = 2**10, 2**16  # bytes worth a word; what TensorFlow and Keras keep for themselves is not

@@ -17,7 +17,7 @@ from types import MethodType
 
 import numpy as np
 
-from labsupport import meter
+from labsupport.ground import meter
 from labsupport.doctor.alive import behind, by_kind, by_name, own, own_frames, own_names, tensor_bytes, variable_bytes
 
 SEND_SECONDS = 0.3

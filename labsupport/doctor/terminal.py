@@ -9,9 +9,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from labsupport.budget import MIB, mib
-from labsupport.live import TerminalPlot
-from labsupport.result import SOURCES
+from labsupport.ground.budget import MIB, mib
+from labsupport.showing.live import TerminalPlot
+from labsupport.ground.result import SOURCES
 
 _ROWS, _COLUMNS = 6, 60
 _BLOCKS = " ▁▂▃▄▅▆▇█"

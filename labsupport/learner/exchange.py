@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from labsupport.learner.ledger import LedgerError, entries, is_entry, ledger_path, machine
+from labsupport.lesson.ledger import LedgerError, entries, is_entry, ledger_path, machine
 
 EXPORT, VERSION = "labsupport_export", 1
 LARGEST = 20 * 2**20  # bytes of one export; a ledger of the whole course has a hundredth of that

@@ -33,7 +33,7 @@ def labs():
     with open(ROOT / "data" / "map.toml", "rb") as file:
         more = tomllib.load(file)
     found = {}
-    for source in sorted((ROOT / "labs" / "source").glob("[0-9]*.py")):
+    for source in sorted((ROOT / "tools" / "source").glob("[0-9]*.py")):
         text = source.read_text()
         first = re.sub(r"^# ?", "", text.split("# %%")[1], flags=re.MULTILINE)
         part = lambda pattern: re.sub(r"[*`]", "", " ".join(re.search(pattern, first, re.DOTALL)[1].split()))  # noqa: E731
@@ -41,7 +41,7 @@ def labs():
         found[number] = Lab(
             number, source.stem, part(r"# \d\d · (.+?)\n"), part(r"\*\*Symptom:\*\*(.+?)\n\n"), part(r"\| Time \|(.+?)\|"),
             tuple(re.findall(r"C\d\d", part(r"\| Claims judged \|(.+?)\|"))),
-            tuple(int(n) for n in re.findall(r"^with exercise\((\d)", text, re.MULTILINE)),
+            tuple(int(n) for n in re.findall(r"^with lab\.exercise\((\d)", text, re.MULTILINE)),
             tuple(more[number]["symptoms"]), tuple(more[number]["needs"]),
         )  # fmt: skip
     return found
@@ -113,7 +113,7 @@ def find_lab(query=""):
     import ipywidgets
     from IPython.display import HTML, display
 
-    from labsupport.course import show_widget
+    from labsupport.showing.cards import show_widget
 
     box = ipywidgets.Text(
         value=query, description="My trouble:", placeholder="an error message, or what you would type into a search engine",

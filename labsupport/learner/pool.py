@@ -11,10 +11,10 @@ from collections import Counter
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
-from labsupport.claims import VERDICTS, claims
+from labsupport.lesson.claims import SIGNS, claims
 from labsupport.learner.exchange import gather
 from labsupport.learner.guide import labs
-from labsupport.learner.ledger import LedgerError
+from labsupport.lesson.ledger import LedgerError
 from labsupport.learner.standing import factors_figure, first_guesses, off_by, standing
 
 STYLE = (
@@ -75,7 +75,7 @@ def _machines(people):
         for entry in person.entries:
             facts = tuple(str(entry["machine"].get(name, "unavailable"))[:60] for name in ("cores", "memory_mib", "tensorflow", "python", "platform"))
             by_machine.setdefault(facts, {}).setdefault(person.name, None)
-            if entry["kind"] == "verdict" and entry["id"] in claims() and entry["verdict"] in VERDICTS:
+            if entry["kind"] == "verdict" and entry["id"] in claims() and entry["verdict"] in SIGNS:
                 verdicts.setdefault(entry["id"], {}).setdefault(facts, {})[person.name] = entry["verdict"]  # the last one stands
     letters = {facts: f"M{number}" for number, facts in enumerate(by_machine, 1)}
     rows = [[letters[facts], *map(_esc, facts), _esc(", ".join(names))] for facts, names in by_machine.items()]

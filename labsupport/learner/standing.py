@@ -8,8 +8,9 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from labsupport.learner.guide import labs, link
-from labsupport.learner.ledger import LedgerError, entries, ledger_path
-from labsupport.picture import COLOURS, bundle
+from labsupport.lesson.ledger import LedgerError, entries, ledger_path
+from labsupport.showing.palette import COLOURS
+from labsupport.showing.words import bundle
 
 FEW = 4  # guesses, below which no tendency is told
 REAL = (1e-6, 1e9)  # MiB; a guess beyond is none

@@ -1,0 +1,161 @@
+"""Sizes and budgets: turn "256 MiB" into the limits that a child process gets, or say why it cannot be."""
+
+import contextlib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MIB = 2**20
+_UNITS = {"B": 1, "KIB": 2**10, "MIB": MIB, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+SMALLEST = 16 * MIB
+SMALLEST_OUTSIDE = 64 * MIB
+# What the process of an arm takes before its first tensor: Python, TensorFlow and its threads (375 MiB measured, on 2 cores).
+ITSELF = 512 * MIB
+# The allocator's first region, for the first small tensor. What is left of the budget can be reserved as one.
+_FIRST_REGION_MIB = 2
+
+# For run(..., env=NO_ONEDNN): where memory runs out inside a fused oneDNN kernel, TensorFlow 2.21 crashes (SIGSEGV)
+# in place of raising. Without oneDNN's kernels the same step raises a ResourceExhaustedError, as on a GPU.
+NO_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+class BudgetError(ValueError):
+    """A budget that is no size, or that this machine cannot give."""
+
+
+def parse_size(size):
+    """Bytes of a size such as "256 MiB", "1.5 GiB" or "200 MB"; a bare number is not accepted.
+
+    Raises BudgetError with what to write instead.
+    """
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmg]i?b|b)\s*", str(size), re.IGNORECASE)
+    if not match:
+        raise BudgetError(f"{size!r} is not a size: write a positive number and a unit, such as \"256 MiB\" or \"2 GiB\"")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def mib(size):
+    """Text for a number of bytes; None reads "unavailable", since 0 would claim that it was measured."""
+    return "unavailable" if size is None else f"{size / MIB:,.1f} MiB"
+
+
+def in_mib(size):
+    """A number of bytes in MiB; None, which is "unavailable", stays None."""
+    return None if size is None else size / MIB
+
+
+def process_status(name):
+    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _data_limit():
+    """Bytes of private writable memory that this process may have (RLIMIT_DATA); None if unlimited."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def machine_memory():
+    """Bytes of memory that this process may use at most: the machine's, or less where a container, a hub or a limit of its own says so.
+
+    JupyterHub and Binder give each learner's limit in MEM_LIMIT, in bytes (jupyterhub/spawner.py: get_env).
+    """
+    limits = [os.environ.get("MEM_LIMIT", "")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError):  # no such control group
+            limits.append(Path(file).read_text().strip())
+    total = psutil.virtual_memory().total
+    return min(total, _data_limit() or total, *(int(limit) for limit in limits if limit.isdecimal()))  # or "max", or empty
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one arm may use, in bytes.
+
+    tensors: what TensorFlow's allocator may hand out (a hard limit: beyond it a ResourceExhaustedError).
+    outside: what the process may add beside that (NumPy, Python, graphs, threads; beyond it a MemoryError).
+    """
+
+    tensors: int
+    outside: int
+
+    @classmethod
+    def of(cls, tensors, outside):
+        """The budget for two sizes as text. tensors=None gives half of the memory that is free now."""
+        machine = machine_memory()
+        free = min(psutil.virtual_memory().available, machine)
+        wanted = int(free / 2) // MIB * MIB if tensors is None else parse_size(tensors)
+        if wanted < SMALLEST:
+            raise BudgetError(f"a budget of {mib(wanted)} is too small to start in: give at least {mib(SMALLEST)}")
+        room = machine - ITSELF
+        if wanted > room:
+            instead = f"give less, for instance \"{int(room / 2 / MIB)} MiB\"" if room / 2 >= SMALLEST else "find one with more"
+            raise BudgetError(
+                f"a budget of {mib(wanted)} is more than this machine has for you: {mib(machine)}, "
+                f"{mib(ITSELF)} of which Python and TensorFlow take; {instead}"
+            )
+        beside = parse_size(outside)
+        if beside < SMALLEST_OUTSIDE:
+            raise BudgetError(f"outside={outside!r} leaves no room for Python and TensorFlow's threads: give at least {mib(SMALLEST_OUTSIDE)}")
+        return cls(wanted, beside)
+
+    def environment(self):
+        """Environment variables that must be set before TensorFlow is imported.
+
+        The best-fit-with-coalescing allocator is the one GPUs use; on a CPU it must be asked for, and only
+        there does it count every tensor and obey a limit (TensorFlow source: core/common_runtime/process_state.cc).
+        """
+        return {
+            "TF_CPU_ALLOCATOR_USE_BFC": "1",
+            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(self.tensors // MIB),
+            "TF_CPP_MIN_LOG_LEVEL": "0",  # the allocator's dump after an OOM is logged as information
+        }
+
+    def apply(self, tf, logical_devices):
+        """In the child, before the first tensor: impose the limits. Returns the device's name, e.g. "CPU:0"."""
+        gpus = tf.config.list_physical_devices("GPU")
+        limit_mib = self.tensors // MIB
+        if gpus:
+            split = [tf.config.LogicalDeviceConfiguration(limit_mib // logical_devices) for _ in range(logical_devices)]
+            tf.config.set_logical_device_configuration(gpus[0], split)
+            tf.config.set_visible_devices(gpus[0], "GPU")
+        elif logical_devices > 1:
+            split = [tf.config.LogicalDeviceConfiguration() for _ in range(logical_devices)]
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
+        if not gpus:
+            # Reserve the budget as one region, as a GPU does by default. Otherwise regions grow by
+            # doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs no memory.
+            with tf.device("CPU:0"):
+                tf.raw_ops.Empty(shape=[(limit_mib - _FIRST_REGION_MIB) * MIB // 16], dtype=tf.complex128)
+        self._limit_process()
+        return "GPU:0" if gpus else "CPU:0"
+
+    def _limit_process(self):
+        """Cap private writable memory (Linux). Elsewhere the parent's watch on the resident set is the only cap."""
+        private = process_status("VmData")
+        if private is None:
+            return
+        import resource
+
+        limit = min(private + self.outside, _data_limit() or sys.maxsize)  # root could lift a lower limit that is in force already
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def child_environment(budget, extra):
+    """The whole environment of an arm's process."""
+    return {**os.environ, **budget.environment(), **(extra or {})}

@@ -1,0 +1,108 @@
+"""Verdicts on popular advice. A verdict is worked out from figures; one that they contradict is refused.
+
+What a claim says, its tests, and why and when its verdict changes stand in data/claims.toml; a lab gives the figures.
+"""
+
+import ast
+import math
+import tomllib
+from functools import cache
+
+from labsupport.ground.files import data_file
+from labsupport.lesson.ledger import record
+from labsupport.showing.cards import show_card
+from labsupport.showing.palette import BAD, GOOD, HALF, UNKNOWN
+
+VERDICT_MIME = "application/vnd.labsupport.verdict+json"
+UNTESTABLE = "not testable here"
+SIGNS = {"holds": "✔", "partly": "◐", "fails": "✘", UNTESTABLE: "?"}
+_COLOURS = {"holds": GOOD, "partly": HALF, "fails": BAD, UNTESTABLE: UNKNOWN}
+# What a test may be made of: names, numbers, comparisons, arithmetic, and/or/not. Anything else, such as an attribute
+# or a call, could reach beyond the figures; the report judges text that it reads from notebooks.
+_ALLOWED = (ast.Expression, ast.Name, ast.Load, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop)
+_ALLOWED += (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div)  # not powers, which a short text can make endless
+
+
+class VerdictError(AssertionError):
+    """The verdict given does not follow from the figures given with it."""
+
+
+@cache
+def claims():
+    """The claims by id from data/claims.toml: {"C01": {"claim": …, "articles": …, "because": …, "flips": …, "unit": …, "tests": …}}."""
+    return {claim_id: {"unit": "MiB", **claim} for claim_id, claim in tomllib.loads(data_file("claims.toml").read_text()).items()}
+
+
+def _evaluate(test, figures):
+    """The truth of one test; None where a figure that it uses is unavailable."""
+    tree = ast.parse(test, mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            raise VerdictError(f"the test {test!r} is more than comparisons and arithmetic of figures")
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if unknown := used - figures.keys():
+        raise VerdictError(f"the test {test!r} uses {', '.join(sorted(unknown))}, which is no figure; there are {', '.join(figures)}")
+    if any(figures[name] is None for name in used):
+        return None
+    return bool(eval(compile(tree, "<test of a claim>", "eval"), {"__builtins__": {}}, dict(figures)))
+
+
+def judge(figures, tests):
+    """The verdict that figures give: every test true "holds", none "fails", otherwise "partly".
+
+    Returns (verdict, {statement: truth}). A figure that is None (unavailable) makes it "not testable here".
+    """
+    outcomes = {statement: _evaluate(test, figures) for statement, test in tests.items()}
+    if not outcomes:
+        raise VerdictError("a verdict needs at least one test over its figures")
+    if None in outcomes.values():
+        return UNTESTABLE, {}
+    return ("holds" if all(outcomes.values()) else "partly" if any(outcomes.values()) else "fails"), outcomes
+
+
+def _figure(value):
+    """A figure as it is judged, shown and kept: text and truth as they are, numbers rounded, what is no number (NaN) unavailable."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    value = float(value)
+    return None if math.isnan(value) else round(value, 4)
+
+
+def verdict(claim_id, expected, **figures):
+    """Judge a claim by this run's figures, show the verdict and leave it in the notebook for the report.
+
+    expected: the verdict that the text around it argues for. Raises VerdictError if the figures say otherwise.
+    figures: name=number, yes or no (bool), text, or None for unavailable; all from this run. The claim's tests use them.
+    """
+    if claim_id not in claims():
+        raise VerdictError(f"there is no claim {claim_id!r}; data/claims.toml has {', '.join(claims())}")
+    claim = claims()[claim_id]
+    figures = {name: _figure(value) for name, value in figures.items()}
+    found, outcomes = judge(figures, claim["tests"])
+    record("verdict", id=claim_id, verdict=found, figures=figures, unit=claim["unit"])  # also one that contradicts the text: machines differ
+    if found not in (expected, UNTESTABLE):
+        raise VerdictError(f"{claim_id}: the text says \"{expected}\", but the figures say \"{found}\": {outcomes} with {figures}")
+    because = "a figure it needs is unavailable on this machine" if found == UNTESTABLE else claim["because"]
+    _show(claim_id, claim, found, because, figures, outcomes)
+
+
+def figures_text(figures, unit):
+    """The figures of a verdict in one line; truth as yes or no, what could not be measured as "unavailable"."""
+    words = {None: "unavailable", True: "yes", False: "no"}
+    shown = [f"{name} = {value:,.4g}" if isinstance(value, float) else f"{name} = {words.get(value, value)}" for name, value in figures.items()]
+    return ", ".join(shown) + (f" ({unit})" if shown and unit else "")
+
+
+def _show(claim_id, claim, found, because, figures, outcomes):
+    lines = [f"{'yes' if outcomes[words] else 'no'}: {words} ({claim['tests'][words]})" for words in outcomes]
+    measured = f"Measured: {figures_text(figures, claim['unit']) or 'nothing'}"
+    facts = {
+        "id": claim_id, "verdict": found, "because": because, "flips": claim["flips"], "figures": figures,
+        "tests": claim["tests"], "outcomes": outcomes, "unit": claim["unit"],
+    }  # fmt: skip
+    show_card(
+        f"{claim_id} {SIGNS[found]} {found}",
+        [f"\"{claim['claim']}\"", because, *lines, measured, f"When it changes: {claim['flips']}"],
+        _COLOURS[found],
+        {VERDICT_MIME: facts},
+    )

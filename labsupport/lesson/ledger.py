@@ -1,0 +1,132 @@
+"""What a learner did, kept on the learner's own machine: guesses, exercises and verdicts, a line of JSON each.
+
+The file is ~/.labsupport/ledger.jsonl, or the one that LABSUPPORT_LEDGER names; the word "off" there keeps nothing.
+Nothing is sent anywhere. A line tells when, which lab and on what kind of machine; no name of a person or a host.
+"""
+
+import json
+import os
+import platform
+import re
+from datetime import datetime, timezone
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
+
+import psutil
+
+from labsupport.ground.budget import MIB, machine_memory
+
+_NUMBER = (int, float)
+_EVERY = {"time": str, "lab": str, "kind": str, "machine": dict}
+_FIELDS = {
+    "guess": {"question": str, "guess_mib": _NUMBER, "measured_mib": (*_NUMBER, type(None))},
+    "exercise": {"number": int, "passed": bool},
+    "verdict": {"id": str, "verdict": str, "figures": dict, "unit": str},
+}
+
+
+class LedgerError(ValueError):
+    """A file that cannot be used, with what to do about it."""
+
+
+def ledger_path():
+    """Where the ledger is kept; None if it is turned off."""
+    given = os.environ.get("LABSUPPORT_LEDGER", "").strip()
+    if given.lower() == "off":
+        return None
+    return Path(given).expanduser() if given else Path.home() / ".labsupport" / "ledger.jsonl"
+
+
+def current_lab():
+    """The name of the lab that a learner has open in this kernel, such as "01_image_stacking"; None in an automatic run.
+
+    Jupyter Server gives each kernel the path of its notebook in JPY_SESSION_NAME. nbclient, papermill and nbval do not;
+    started from a notebook they pass on its variable, which is then the parent's as well. Solutions are no learner's work.
+    """
+    session = os.environ.get("JPY_SESSION_NAME")
+    if not session:
+        return None
+    try:
+        if psutil.Process(os.getppid()).environ().get("JPY_SESSION_NAME") == session:
+            return None
+    except psutil.Error:  # the parent has gone or is somebody else's: then it is no tool that this notebook started
+        pass
+    path = PurePath(session)
+    lab = re.match(r"\d\d_\w+", path.stem)  # "01_image_stacking-Copy1" is the learner's copy of lab 01
+    return lab[0] if lab and path.parent.name != "solutions" else None
+
+
+@cache
+def machine():
+    """What pooled results are compared by. Memory in MiB, as TensorFlow may use it; no name of the host."""
+    try:
+        tensorflow = version("tensorflow")
+    except PackageNotFoundError:
+        tensorflow = "unavailable"
+    return {
+        "cores": os.cpu_count(), "memory_mib": machine_memory() // MIB, "tensorflow": tensorflow,
+        "python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}",
+    }  # fmt: skip
+
+
+def record(kind, **facts):
+    """Append an entry if a learner is at work here. A failure costs the entry and one sentence, never the lab."""
+    lab, path = current_lab(), ledger_path()
+    if lab is None or path is None:
+        return
+    entry = {"time": datetime.now(timezone.utc).isoformat(), "lab": lab, "kind": kind, **facts, "machine": machine()}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _append(path, json.dumps(entry, default=float).encode() + b"\n")
+    except OSError as error:
+        _say_once(
+            f"Your progress is not kept: {path} cannot be written ({error.strerror}). The lab goes on; "
+            'set LABSUPPORT_LEDGER to a file that can be, or to "off".'
+        )
+
+
+def _append(path, line):
+    """One write to a file opened for appending: lines of several kernels do not mix (POSIX)."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":  # the last write was cut short: leave only that line damaged
+            line = b"\n" + line
+        if os.write(file, line) < len(line):
+            raise OSError(0, "no room was left on the disk")
+    finally:
+        os.close(file)
+
+
+@cache
+def _say_once(sentence):
+    print(sentence)
+
+
+def is_entry(entry):
+    """Whether this is an entry as record() writes it; files come from other people, too."""
+    fields = _FIELDS.get(entry["kind"]) if isinstance(entry, dict) and isinstance(entry.get("kind"), str) else None
+    return fields is not None and all(isinstance(entry.get(name, ...), kind) for name, kind in {**_EVERY, **fields}.items())
+
+
+def entries():
+    """(entries in the order they were written, number of unreadable lines); ([], 0) without a ledger.
+
+    Raises LedgerError if the file is there and cannot be read.
+    """
+    path = ledger_path()
+    try:
+        lines = path.read_text(errors="replace").split("\n") if path else []
+    except FileNotFoundError:
+        lines = []
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read ({error.strerror}): give yourself the right to, or set LABSUPPORT_LEDGER to another file") from None
+    found = []
+    for line in filter(str.strip, lines):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        found.append(entry if is_entry(entry) else None)
+    return [entry for entry in found if entry], found.count(None)

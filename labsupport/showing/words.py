@@ -1,0 +1,120 @@
+"""Figures in words and as display data: what a screen reader, a plain terminal and a saved notebook are given."""
+
+import base64
+import html
+import io
+import re
+
+import numpy as np
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
+
+
+def bundle(figure, text):
+    """The figure as display data: a PNG, with its description for screen readers and plain terminals.
+
+    The same picture as HTML comes along because JupyterLab ignores the alt text of a bare PNG; it prefers the HTML.
+    tools/build.py leaves it out of committed notebooks: GitHub shows the PNG with its alt, but no picture inside HTML.
+    Returns (data, metadata) for IPython.display.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=96, bbox_inches="tight", facecolor="white")
+    png = base64.b64encode(buffer.getvalue()).decode()
+    markup = f'<img alt="{html.escape(text)}" src="data:image/png;base64,{png}" style="max-width:100%">'
+    return {"image/png": png, "text/html": markup, "text/plain": text}, {"image/png": {"alt": text}}
+
+
+def _names(axes, upright=True):
+    """{place: words} of an axis whose ticks are names, if need be those of a panel beside it; empty for an axis of numbers."""
+    beside = axes.get_shared_y_axes() if upright else axes.get_shared_x_axes()
+    for axis in [panel.yaxis if upright else panel.xaxis for panel in [axes, *beside.get_siblings(axes)]]:
+        texts = [label.get_text() for label in axis.get_majorticklabels()]
+        if any(re.search(r"[^\W\d]", text) and not text.startswith("$") for text in texts):
+            return dict(zip(axis.get_majorticklocs(), texts))
+    return {}
+
+
+def _named(names, place):
+    """The name nearest to a place, since grouped bars stand beside their tick; the number itself without names."""
+    return names[min(names, key=lambda tick: abs(tick - place))] if names else f"{place:.4g}"
+
+
+def _line_words(line, axes, label):
+    """One line or set of points: by name, or from its first to its last point with the extremes between."""
+    x, y = (np.asarray(values, dtype=float) for values in line.get_data(orig=False))
+    if line.get_transform() is not axes.transData:  # axvline or axhline
+        return f"{label} at {x[0] if x[0] == x[-1] else y[0]:.4g}"
+    x, y = x[known := ~np.isnan(x + y)], y[known]
+    if not len(x):
+        return f"{label}: unavailable"
+    if names := _names(axes):
+        return f"{label}: " + ", ".join(f"{_named(names, place)} = {value:.4g}" for value, place in zip(x, y))
+    if len(x) == 1:
+        return f"{label}: {y[0]:.4g} at {x[0]:.4g}"
+    words = f"{label} from {y[0]:.4g} at {x[0]:.4g} to {y[-1]:.4g} at {x[-1]:.4g}"
+    margin = 0.02 * np.ptp(y)
+    for word, at in (("highest", np.argmax(y)), ("lowest", np.argmin(y))):
+        if min(abs(y[at] - y[0]), abs(y[at] - y[-1])) > margin:
+            words += f", {word} {y[at]:.4g} at {x[at]:.4g}"
+    return words
+
+
+def _bar_words(axes):
+    """All bars of a pair of axes: "series: name = value, name = value", then which is the largest."""
+    bars = [container for container in axes.containers if isinstance(container, BarContainer) and container.patches]
+    colour = lambda container: container.patches[0].get_facecolor()  # noqa: E731
+    labels = {colour(container): container.get_label() for container in reversed(bars) if not container.get_label().startswith("_")}
+    series, values = {}, {}
+    for container in bars:
+        flat = container.orientation == "horizontal"
+        axis = axes.yaxis if flat else axes.xaxis
+        # Ticks set by hand name the bars even where they are numbers.
+        names = _names(axes, flat) or {tick: f"{tick:.4g}" for tick in axis.get_majorticklocs() if isinstance(axis.get_major_locator(), FixedLocator)}
+        label = labels.get(colour(container), "")  # parts of a stack carry their label once, and the same colour
+        for bar, value in zip(container.patches, container.datavalues):
+            if flat and not names:  # one row of pieces: what counts is where they lie
+                series.setdefault(label or ("hatched" if bar.get_hatch() else ""), []).append(f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}")
+                continue
+            name = _named(names, bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2)
+            known = not np.isnan(value)
+            series.setdefault(label, []).append(f"{name} = {value:.4g}" if known else f"{name}: unavailable")
+            values[f"{label}, {name}".removeprefix(", ")] = value if known else -np.inf
+    words = [(f"{label}: " if label else "") + ", ".join(items) for label, items in series.items()]
+    return words + ([f"largest: {max(values, key=values.get)}"] if len(values) > 1 else [])
+
+
+def _axes_words(axes):
+    """One pair of axes: title, what is measured over what, then the series and the marks."""
+    quantity = lambda axis: axis.get_label_text() + " (logarithmic scale)" * (axis.get_scale() == "log")  # noqa: E731
+    beside = [other.yaxis for other in axes.get_shared_y_axes().get_siblings(axes) if other.get_ylabel()]
+    upright = quantity(axes.yaxis if axes.get_ylabel() or not beside else beside[0])
+    parts = [axes.get_title() or axes.get_title(loc="left"), " over ".join(filter(None, [upright, quantity(axes.xaxis)]))]
+    labelled = [(line, line.get_label()) for line in axes.get_lines()]
+    labelled += [(container.lines[0], container.get_label()) for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    labelled = [(line, label) for line, label in labelled if not label.startswith("_")]
+    parts += _bar_words(axes) + [_line_words(line, axes, label) for line, label in labelled]
+    ends = {label: line.get_data(orig=False)[1][-1] for line, label in labelled if len(line.get_xdata()) > 2}
+    if len(ends) > 1:
+        parts.append(f"highest at the end: {max(ends, key=ends.get)}")
+    marks = [text.get_text().strip() for text in axes.texts if re.search(r"[^\W\d]{3}", text.get_text())]
+    return "; ".join(filter(None, [*parts, "marked: " + ", ".join(marks) if marks else ""]))
+
+
+def describe(figure):
+    """A figure in words, from its own titles, labels and data: what a screen reader is given for a notebook's plot."""
+    words = [figure.get_suptitle(), *map(_axes_words, figure.axes), figure.get_supxlabel(), figure.get_supylabel()]
+    return "Plot. " + " | ".join(filter(None, words))
+
+
+def describe_plots():
+    """From now on plt.show() in this notebook leaves the description with every picture."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        return
+    import matplotlib_inline.backend_inline  # noqa: F401  registers its own formatter for figures, which this one replaces
+
+    shell.display_formatter.formatters["image/png"].pop(Figure, None)
+    shell.display_formatter.mimebundle_formatter.for_type(Figure, lambda figure: bundle(figure, describe(figure)))

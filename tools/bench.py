@@ -1,0 +1,72 @@
+"""What measuring costs: the time of one function in run(), drawn live, over its time in a plain process.
+
+Both processes have the same environment, allocator and budget, and they take turns. The ratio of the medians of the
+elapsed time should be below 1.02 on an idle machine. On a busy one elapsed time says little; the processor time that
+the function took is printed beside it, and the exit code is 1 only where that is beyond 1.10.
+"""
+
+import contextlib
+import io
+import statistics
+import subprocess
+import sys
+import time
+
+from labsupport import arm, live
+from labsupport.ground.budget import Budget, child_environment
+
+REPEATS, BUDGET, OUTSIDE = 5, "1 GiB", "2 GiB"
+GOOD, BROKEN = 1.02, 1.10
+
+
+def work():
+    """(elapsed, processor) seconds of many small eager steps: each needs the GIL, so a thread that samples is felt."""
+    import tensorflow as tf
+
+    a = tf.random.stateless_normal([192, 192], seed=[1, 2])
+    for _ in range(200):
+        a @ a
+    elapsed, processor = time.perf_counter(), time.process_time()
+    for _ in range(50_000):
+        tf.nn.relu(a @ a)
+    return time.perf_counter() - elapsed, time.process_time() - processor
+
+
+def plain():
+    """The same in this process, without any measuring."""
+    import tensorflow as tf
+
+    Budget.of(BUDGET, OUTSIDE).apply(tf, 1)
+    return work()
+
+
+class Drawing(live.NotebookPlot):
+    """Draws as in a notebook; there is only no notebook to leave a picture in."""
+
+    def finish(self, result):
+        pass
+
+    def abandon(self):
+        pass
+
+
+def main():
+    if sys.argv[1:] == ["plain"]:
+        print(*plain())
+        return
+    live.plot_for = Drawing
+    environment = child_environment(Budget.of(BUDGET, OUTSIDE), {})
+    without, measured = [], []
+    for repeat in range(REPEATS):
+        done = subprocess.run([sys.executable, __file__, "plain"], env=environment, capture_output=True, text=True, check=True)
+        without.append(tuple(map(float, done.stdout.split())))
+        with contextlib.redirect_stdout(io.StringIO()):
+            measured.append(arm.run(work, budget=BUDGET, outside=OUTSIDE).need().value)
+        print(f"{repeat + 1} of {REPEATS}: {without[-1][0]:.2f} s plain, {measured[-1][0]:.2f} s measured and drawn", flush=True)
+    elapsed, processor = (statistics.median(m) / statistics.median(w) for m, w in zip(zip(*measured), zip(*without)))
+    print(f"medians: elapsed {elapsed:.3f} × plain, processor {processor:.3f} × plain; {'PASS' if elapsed <= GOOD else 'FAIL'} (limit {GOOD})")
+    sys.exit(processor > BROKEN)
+
+
+if __name__ == "__main__":
+    main()

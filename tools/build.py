@@ -1,0 +1,98 @@
+"""Make the notebooks from tools/source: `python tools/build.py [--check] [--execute] [NAME ...]`.
+
+From one percent script come the lab, where everything between `# BEGIN SOLUTION` and `# END SOLUTION` is
+replaced by `# your code here`, and labs/solutions/NAME.ipynb with the solution in place (not for the start page).
+--execute runs each lab so that it is committed with its figures; --check only tells what is out of step.
+"""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+LABS, SOURCES = ROOT / "labs", ROOT / "tools" / "source"
+SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION\n(.*?)^[ \t]*# END SOLUTION\n?", re.DOTALL | re.MULTILINE)
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+
+
+def notebook(source, solved):
+    """The notebook of a percent script, without outputs; its cell ids are the same every time."""
+    book = jupytext.read(source)
+    book.metadata = nbformat.from_dict(KERNEL)
+    for number, cell in enumerate(book.cells):
+        cell.id = f"cell-{number:02d}"
+        cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in ("tags",)})
+        if solved:
+            cell.source = SOLUTION.sub(lambda match: match[2], cell.source + "\n").rstrip("\n")
+        else:
+            cell.source = SOLUTION.sub(lambda match: f"{match[1]}...  # your code here\n", cell.source + "\n").rstrip("\n")
+    return book
+
+
+def in_step(book, path):
+    """Whether the committed notebook has the cells of this one; outputs do not count."""
+    if not path.exists():
+        return False
+    facts = lambda b: [(c.id, c.cell_type, c.source, c.metadata.get("tags")) for c in b.cells]  # noqa: E731
+    return facts(nbformat.read(path, as_version=4)) == facts(book)
+
+
+def without_markup(book):
+    """Drop from every picture its copy as HTML, which only JupyterLab needs; see bundle() in labsupport/picture.py."""
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output["data"].pop("text/html", None)
+
+
+def execute(book):
+    """Run a lab in labs/ as its reader would; an error ends the build with the cell's traceback."""
+    os.environ["LABSUPPORT_LEDGER"] = os.devnull  # a committed page shows nobody's own guesses and progress
+    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
+    book.metadata.pop("widgets", None)  # a box or slider without its kernel would look alive; its text says to run the cell
+    for cell in book.cells:
+        cell.metadata.pop("execution", None)  # when it ran says nothing and changes in every build
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    without_markup(book)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="such as 01_image_stacking; all if none")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is out of step")
+    parser.add_argument("--execute", action="store_true", help="run each lab and keep its outputs")
+    options = parser.parse_args()
+    sources = sorted(SOURCES.glob("*.py"))
+    unknown = set(options.names) - {source.stem for source in sources}
+    if unknown:
+        parser.error(f"no such lab: {', '.join(sorted(unknown))}; there are {', '.join(s.stem for s in sources)}")
+    stale = []
+    for source in sources:
+        if options.names and source.stem not in options.names:
+            continue
+        folders = [(LABS, False)] + [(LABS / "solutions", True)] * ("# BEGIN SOLUTION" in source.read_text())
+        for folder, solved in folders:
+            path, book = folder / f"{source.stem}.ipynb", notebook(source, solved)
+            if options.check:
+                if not in_step(book, path):
+                    stale.append(str(path))
+                continue
+            if options.execute and not solved:
+                print(f"running {source.stem} …", flush=True)
+                execute(book)
+            elif in_step(book, path):
+                continue  # keep the outputs of the last run
+            nbformat.write(book, path)
+    if stale:
+        sys.exit(f"out of step with tools/source: {', '.join(stale)}; run `make labs`")
+
+
+if __name__ == "__main__":
+    main()
