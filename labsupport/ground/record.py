@@ -1,0 +1,255 @@
+"""One record of a run: everything that an arm's process tells its watcher, and what draws it meanwhile.
+
+Both sides import this file. A record crosses the pipe as msgpack, which holds data and no code; what does not have
+these shapes is refused there (msgspec). Sizes are bytes over the level at the arm's start, unless a name ends in _mib;
+None is "unavailable". Seconds count from the arm's start.
+"""
+
+from enum import StrEnum
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from labsupport.ground.budget import in_mib
+
+
+class Cause(StrEnum):
+    """Why an arm did not return a value."""
+
+    OOM = "oom"  # TensorFlow's allocator had no room: a ResourceExhaustedError
+    MEMORY = "memory"  # Python, NumPy or compiled code had none outside of it
+    CRASH_OUT = "crash after running out"  # compiled code crashed when TensorFlow's allocator had just run out
+    CRASH = "crash"  # compiled code crashed
+    SYSTEM = "ended for memory"  # the system's out-of-memory killer, by its own count
+    WATCH = "grew too large"  # labsupport's own watch on the process and its children
+    KILLED = "killed"  # a signal from outside, by somebody
+    EXIT = "exit"  # the process ended itself before it could report
+    ERROR = "error"  # any other exception
+    SETUP = "not started"  # the function or its arguments could not be read in the arm's process
+    NO_VALUE = "no value"  # what it returned cannot come back
+    GARBLED = "garbled"  # somebody else wrote into the pipe of the records
+    TIMEOUT = "timeout"
+    STOPPED = "stopped"
+
+    @property
+    def of_memory(self):
+        """Whether memory ran out."""
+        return self in (Cause.OOM, Cause.MEMORY, Cause.CRASH_OUT, Cause.SYSTEM, Cause.WATCH)
+
+
+# --- from every arm, in this order
+
+
+class Start(Struct, tag=True, frozen=True):
+    """The function begins. zero: time.monotonic() then; pid: its process; process_zero: its resident set."""
+
+    zero: float
+    process_zero: int
+    device: str
+    pid: int
+
+
+class Sample(Struct, tag=True, frozen=True):
+    """Bytes handed out by TensorFlow's allocator at one moment."""
+
+    seconds: float
+    tensors: int
+
+
+class PhaseBegun(Struct, tag=True, frozen=True):
+    name: str
+    seconds: float
+
+
+class Phase(Struct, tag=True, frozen=True):
+    """A finished `with phase(name):` block. level, peak, held: in use when it began, at most within it, and when it ended."""
+
+    name: str
+    start: float
+    end: float
+    level: int | None = None
+    peak: int | None = None
+    held: int | None = None
+
+    @property
+    def level_mib(self):
+        """Tensor memory in use when the block began, MiB."""
+        return in_mib(self.level)
+
+    @property
+    def peak_mib(self):
+        """Most tensor memory in use within the block, MiB."""
+        return in_mib(self.peak)
+
+    @property
+    def held_mib(self):
+        """Tensor memory in use when the block ended, MiB."""
+        return in_mib(self.held)
+
+    @property
+    def rise_mib(self):
+        """What the block added at its worst moment: its peak over the level at which it began, MiB."""
+        return None if self.peak is None else in_mib(self.peak - self.level)
+
+    @property
+    def added_mib(self):
+        """What the block left behind: in use at its end over the level at which it began, MiB."""
+        return None if self.held is None else in_mib(self.held - self.level)
+
+
+class Frame(Struct, frozen=True):
+    """A place in a traceback."""
+
+    file: str
+    line: int
+    scope: str
+
+
+class Raised(Struct, frozen=True):
+    """An exception: cause is ERROR, OOM, MEMORY, SETUP or NO_VALUE; frames outermost first."""
+
+    cause: Cause
+    type: str
+    message: str
+    frames: list[Frame] = []
+
+
+class End(Struct, tag=True, frozen=True):
+    """The function has returned or raised. value: see values.py; buffers: bytes of each array, which follow in this order."""
+
+    seconds: float | None
+    figures: dict[str, int | None]
+    raised: Raised | None = None
+    value: Any = None
+    buffers: list[int] = []
+
+
+# --- from the doctor's probes
+
+
+class Step(Struct):
+    """Calls of one kind. kind: "step" or "input"; levels: [(number, bytes in use before it)], thinned to every `every`-th; rise: the most that one added for its duration."""
+
+    name: str
+    kind: str
+    count: int = 0
+    levels: list[tuple[int, int]] = field(default_factory=list)
+    rise: int = 0
+    every: int = 1
+
+
+class Function(Struct):
+    """A tf.function. traced_at: numbers of the calls that traced; changing: the argument that made it trace; instances: how often tf.function was applied to it."""
+
+    name: str
+    place: str
+    own: bool
+    calls: int = 0
+    traces: int = 0
+    traced_at: list[int] = field(default_factory=list)
+    changing: str = ""
+    instances: int = 0
+
+
+class Converted(Struct):
+    """Arrays copied into tensors: all their bytes, the largest and where; now: bytes of one whose copy has begun and not ended."""
+
+    bytes: int = 0
+    largest: int = 0
+    place: str = ""
+    now: int = 0
+
+
+class Holder(Struct, frozen=True):
+    """A name of the script, how many tensors or arrays it holds, and their bytes."""
+
+    name: str
+    number: int
+    size: int
+
+
+class Model(Struct, frozen=True):
+    """A Keras model that is alive, and the bytes of its variables."""
+
+    name: str
+    size: int
+
+
+class Buffer(Struct, frozen=True):
+    """A stage of a pipeline, and the most that it was seen to buffer."""
+
+    size: int
+    name: str
+
+
+class Census(Struct, frozen=True):
+    """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then.
+
+    held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
+    on other devices; operations: of all graphs together.
+    """
+
+    step: int
+    level: int | None
+    weights: int = 0
+    slots: int = 0
+    other_variables: int = 0
+    held: int = 0
+    replicas: int = 0
+    tensors: int = 0
+    arrays: int = 0
+    buffers: int = 0
+    iterators: int = 0
+    operations: int = 0
+    models: list[Model] = []
+    tensor_holders: list[Holder] = []
+    array_holders: list[Holder] = []
+
+
+class Interval(Struct, frozen=True):
+    """What ran: kind "step" or "input"; level: in use at its begin; peak: at most within it, where it ended by an exception."""
+
+    kind: str
+    name: str
+    level: int | None
+    peak: int | None = None
+
+
+class Facts(Struct, tag=True):
+    """All that the probes have seen so far; each replaces the one before.
+
+    passes: bytes in use at the begin of the second and of the last pass over a data set; open: what runs now; failed: what
+    ran when an exception began; ignored: settings that came too late.
+    """
+
+    steps: list[Step] = []
+    passes: list[int | None] = []
+    number_of_passes: int = 0
+    functions: list[Function] = []
+    converted: Converted = field(default_factory=Converted)
+    buffers: list[Buffer] = []
+    censuses: list[Census] = []
+    open: Interval | None = None
+    failed: Interval | None = None
+    ignored: list[str] = []
+
+
+Record = Start | Sample | PhaseBegun | Phase | Facts | End
+
+
+class Watcher(Protocol):
+    """What draws while an arm runs, or only waits."""
+
+    stopped: bool  # True when somebody asked to end the run; looked at every few hundredths of a second
+
+    def hear(self, stream: str, text: str) -> None:
+        """What the arm writes, as it comes; stream is "stdout" or "stderr"."""
+
+    def update(self, result, elapsed: float, started: bool) -> None:
+        """The unfinished ArmResult, many times a second; before `started` only Python and TensorFlow load."""
+
+    def finish(self, result) -> None:
+        """The finished ArmResult, once. Nothing is called after it."""
+
+    def abandon(self) -> None:
+        """The run was interrupted; there is no result. Nothing is called after it."""
