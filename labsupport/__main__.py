@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from labsupport.doctor import diagnosis
-from labsupport.ground.arm import ArmSetupError
+from labsupport.ground.folders import ArmSetupError
 from labsupport.ground.budget import BudgetError
 from labsupport.lesson.ledger import LedgerError, ledger_path
 

@@ -7,16 +7,10 @@ from labsupport.ground import meter
 
 
 class NoStatistics:
-    """A stand-in for TensorFlow with an allocator that keeps no statistics."""
+    """A counter of an allocator that keeps no statistics."""
 
-    class errors:
-        OpError = RuntimeError
-
-    class config:
-        class experimental:
-            @staticmethod
-            def get_memory_info(device):
-                raise ValueError("no statistics")
+    def read(self):
+        return None
 
 
 def refused(*_, **__):
@@ -32,7 +26,7 @@ def no_proc(monkeypatch):
 def test_without_proc_a_peak_hidden_by_an_earlier_one_is_unavailable(no_proc):
     assert meter.process_status("VmHWM") is None
     b"x" * 200_000_000  # the mark that getrusage keeps for the life of the process
-    gauge = meter.Meter(NoStatistics, "CPU:0")
+    gauge = meter.Meter(NoStatistics())
     gauge.start()
     assert gauge.process_peak() is None
     b"x" * 600_000_000
@@ -41,23 +35,38 @@ def test_without_proc_a_peak_hidden_by_an_earlier_one_is_unavailable(no_proc):
 
 def test_without_any_high_water_mark_the_peak_is_unavailable(no_proc, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "resource", None)  # as on Windows
-    gauge = meter.Meter(NoStatistics, "CPU:0")
+    gauge = meter.Meter(NoStatistics())
     gauge.start()
     assert gauge.process_peak() is None
 
 
-def test_without_statistics_tensors_are_unavailable_in_phases_too(monkeypatch):
+def test_without_statistics_tensors_are_unavailable_in_phases_too():
     seen = []
-    monkeypatch.setattr(meter, "on_phase", seen.append)
-    gauge = meter.Meter(NoStatistics, "CPU:0")
+    meter.connect(seen.append)
+    gauge = meter.Meter(NoStatistics())
     gauge.start()
     with gauge.phase("one"):
         pass
     assert (gauge.tensors_now(), gauge.tensors_peak()) == (None, None)
-    assert (seen[0].name, seen[0].peak, seen[0].held) == ("one", None, None)
+    phase = seen[-1]
+    assert (phase.name, phase.peak_mib, phase.held_mib, phase.rise_mib, phase.added_mib) == ("one", None, None, None, None)
+    meter.connect(lambda record: None)
 
 
 def test_outside_an_arm_a_phase_does_nothing_and_a_reading_is_unavailable():
     with phase("one"):
         now = reading()
     assert (now.tensors_mib, now.process_mib) == (None, None)
+
+
+def test_without_tensorflow_the_process_is_measured_alone():
+    gauge = meter.Meter()
+    gauge.start()
+    with gauge.phase("one"):
+        pass
+    assert gauge.figures()["peak"] is None and gauge.lap() == (None, None)
+    assert gauge.figures()["process_end"] is not None
+
+
+def test_before_its_start_a_meter_has_no_figures():
+    assert set(meter.Meter().figures().values()) == {None}

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from labsupport import arm, live
+from labsupport.showing import live, running
 from labsupport.ground.budget import Budget, child_environment
 
 REPEATS, BUDGET, OUTSIDE = 5, "1 GiB", "2 GiB"
@@ -61,7 +61,7 @@ def main():
         done = subprocess.run([sys.executable, __file__, "plain"], env=environment, capture_output=True, text=True, check=True)
         without.append(tuple(map(float, done.stdout.split())))
         with contextlib.redirect_stdout(io.StringIO()):
-            measured.append(arm.run(work, budget=BUDGET, outside=OUTSIDE).need().value)
+            measured.append(running.run(work, budget=BUDGET, outside=OUTSIDE).value)
         print(f"{repeat + 1} of {REPEATS}: {without[-1][0]:.2f} s plain, {measured[-1][0]:.2f} s measured and drawn", flush=True)
     elapsed, processor = (statistics.median(m) / statistics.median(w) for m, w in zip(zip(*measured), zip(*without)))
     print(f"medians: elapsed {elapsed:.3f} × plain, processor {processor:.3f} × plain; {'PASS' if elapsed <= GOOD else 'FAIL'} (limit {GOOD})")

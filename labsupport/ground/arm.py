@@ -5,63 +5,119 @@ import inspect
 import io
 import linecache
 import os
-import pickle
 import re
 import selectors
-import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import types
 from collections import deque
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
+import msgspec
 import psutil
 
 from labsupport.ground.budget import MIB, Budget, child_environment, mib
-from labsupport.ground.child import named_code
+from labsupport.ground.child import end_children, named_code
+from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_folder
 from labsupport.ground.meter import SAMPLE_SECONDS
-from labsupport.ground.result import ArmError, ArmResult, explain_oom, is_own
+from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes
+from labsupport.ground.pipe import Garbled, Receiver
+from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
+from labsupport.ground.result import ArmError, ArmResult, Line, is_own
+from labsupport.ground.values import NoValue, unpack
 
-_ROOT = Path(__file__).parents[1]
-_TEMP_PREFIX = "labsupport-"
-_LOG_BYTES = 2 * MIB
-# Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact.
+_ROOT = Path(__file__).parents[2]
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from labsupport.ground.child import main; main(int(sys.argv[2]))"
+_LOG_BYTES = 2 * MIB  # kept of each stream, the newest; an allocator's dump has some tens of KiB
+# Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact. Writing fresh
+# pages goes at about 1 GiB a second on the machines that this was tried on, so this is half a second of it.
 _WATCH_SLACK = 512 * MIB
 _WATCH_SECONDS = 0.5
+_MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback has more
+_REST_SECONDS = (
+    1  # for output that waits in the pipes at the end, 64 KiB each; a thread of the arm may write without end
+)
+# A crash belongs to the allocator's dump before it if it comes this soon after it; both come from one failed operation.
+_CRASH_SECONDS = 2
 
 
-class ArmSetupError(ValueError):
-    """The arm could not even start; the message says what to change."""
+@dataclass(frozen=True)
+class Job:
+    """What watched() runs: the parameters of labsupport.run(), which explains them."""
 
+    function: object
+    args: tuple = ()
+    budget: str | None = None
+    outside: str = "2 GiB"
+    label: str | None = None
+    timeout: float = 300
+    env: dict | None = None
+    logical_devices: int = 1
 
-def watched(function, args, budget, outside, label, timeout, make_plot, env, logical_devices):
-    """run() with a plot of one's own: make_plot() has update(), finish(), abandon() and `stopped` like those in live.py."""
-    if logical_devices < 1:
-        raise ArmSetupError(f"logical_devices is {logical_devices}: give 1 or more")
-    allowed = Budget.of(budget, outside)
-    header = pickle.dumps({"path": sys.path, "cells": _cells(), "budget": allowed, "logical_devices": logical_devices})
-    job = _packed(function, args, label)
-    result = ArmResult(label, allowed.tensors, budget is not None)
-    folder = _temporary_folder()
-    plot = make_plot()
-    try:
-        child = _Child(header, job, child_environment(allowed, {"TMPDIR": folder, **(env or {})}))
+    @property
+    def name(self):
+        return str(self.label or getattr(self.function, "__name__", self.function))
+
+    def check(self):
+        """Raises ArmSetupError with what to write instead."""
+        if not callable(self.function):
+            kind = type(self.function).__name__
+            raise ArmSetupError(f"run() needs a function and its arguments, not {kind}: write run(f, x), not run(f(x))")
+        number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
+        if not number or not self.timeout > 0:
+            raise ArmSetupError(f"timeout is {self.timeout!r}: give a number of seconds, such as timeout=300")
+        if not isinstance(self.logical_devices, int) or self.logical_devices < 1:
+            raise ArmSetupError(f"logical_devices is {self.logical_devices!r}: give 1 or more")
+        odd = {
+            name: value
+            for name, value in (self.env or {}).items()
+            if not isinstance(name, str) or not isinstance(value, str)
+        }
+        if odd:
+            raise ArmSetupError(f"env has {odd}: names and values are text, such as {{'A': '1'}}")
         try:
-            _watch(child, result, plot, allowed, timeout)
-        finally:
-            child.end()
+            inspect.signature(self.function).bind(*self.args)
+        except TypeError as error:
+            raise ArmSetupError(f"{self.name} does not take these arguments: {error}") from None
+        except ValueError:  # a built-in without a signature
+            pass
+
+
+def watched(job, make_watcher):
+    """Run a Job while a record.Watcher, which make_watcher() makes, draws it; returns an ArmResult.
+
+    Raises BudgetError, ArmSetupError; KeyboardInterrupt when interrupted, with the process ended.
+    """
+    job.check()
+    allowed = Budget.of(job.budget, job.outside)
+    header = {
+        "path": sys.path,
+        "cells": _cells(),
+        "budget": [allowed.tensors, allowed.outside],
+        "logical_devices": job.logical_devices,
+    }
+    blocks = [msgspec.msgpack.encode(header), _packed(job)]
+    result = ArmResult(job.name, allowed.tensors, job.budget is not None)
+    folder = temporary_folder()
+    child = watcher = None
+    try:
+        watcher = make_watcher()
+        child = _Child(blocks, child_environment(allowed, {"TMPDIR": str(folder / "tmp"), **(job.env or {})}))
+        _Watch(child, result, watcher, allowed, job.timeout).follow()
     except BaseException:
-        plot.abandon()
+        if watcher is not None:
+            watcher.abandon()
         raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    plot.finish(result)
+        if child is not None:
+            child.end()
+        remove_folder(folder)
+    watcher.finish(result)
     return result
 
 
@@ -80,215 +136,316 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _packed(function, args, label):
-    if not callable(function):
-        raise ArmSetupError(f"run() needs a function and its arguments, not {type(function).__name__}: write run(f, x), not run(f(x))")
-    try:
-        inspect.signature(function).bind(*args)
-    except TypeError as error:
-        raise ArmSetupError(f"{label} does not take these arguments: {error}") from None
-    except ValueError:  # a built-in without a signature
-        pass
+def _packed(job):
     try:
         packed = io.BytesIO()
-        _Pickler(packed).dump((function, args))
-        return packed.getvalue()
+        _Pickler(packed).dump((job.function, job.args))
+        return packed.getbuffer()
     except Exception as error:
         raise ArmSetupError(
-            f"{label} cannot be sent to its own process ({error}). It uses something that lives only here, such as an "
+            f"{job.name} cannot be sent to its own process ({error}). It uses something that lives only here, such as an "
             f"open file, a lock, a widget or an iterator: create that inside the function, or pass a path or an array"
         ) from error
 
 
-def _temporary_folder():
-    """A folder for whatever the arm writes; also sweeps folders whose kernel was killed before it could."""
-    base = Path(tempfile.gettempdir())
-    for stale in base.glob(_TEMP_PREFIX + "*"):
-        owner = stale.name.split("-")[1]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(stale, ignore_errors=True)
-    try:
-        return tempfile.mkdtemp(prefix=f"{_TEMP_PREFIX}{os.getpid()}-")
-    except OSError as error:
-        raise ArmSetupError(
-            f"no temporary folder can be made in {base} ({error.strerror}): free some disk space or set TMPDIR to another disk"
-        ) from error
-
-
 class _Child:
-    """The process of one arm and the three pipes that come from it."""
+    """The processes of one arm, supervisor and arm, with the pipes to and from them. Nothing here waits for them."""
 
-    def __init__(self, header, job, environment):
+    def __init__(self, blocks, environment):
         receive, send = os.pipe()
-        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), environment.get("PYTHONPATH", "")])
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "labsupport.ground.child", str(send)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=environment, pass_fds=[send], start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-P", "-c", _START, str(_ROOT), str(send)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=environment,
+                pass_fds=[send],
+            )
         except OSError as error:
             os.close(receive)
-            raise ArmSetupError(f"no process could be started for the arm ({error.strerror}): close other programs") from error
+            raise ArmSetupError(
+                f"no process could be started for the arm ({error.strerror}): close other programs"
+            ) from error
         finally:
             os.close(send)
-        self.events = Connection(receive, writable=False)
-        self.log = deque()
-        self.selector = selectors.DefaultSelector()
-        for stream in (self.events, self.process.stdout, self.process.stderr):
-            self.selector.register(stream, selectors.EVENT_READ)
-        try:
-            for block in (header, job):
-                self.process.stdin.write(struct.pack("<Q", len(block)) + block)
-            self.process.stdin.flush()  # and stays open: it is the child's lifeline
-        except BrokenPipeError:  # died at once; its log says why
-            pass
+        self.records = Receiver(receive)
+        self._log, self._log_bytes = deque(), 0
+        self._to_send = [memoryview(part) for block in blocks for part in (struct.pack("<Q", len(block)), block)]
+        self._selector = selectors.DefaultSelector()
+        os.set_blocking(self.process.stdin.fileno(), False)
+        self._selector.register(self.process.stdin, selectors.EVENT_WRITE)
+        for stream in (receive, self.process.stdout, self.process.stderr):
+            self._selector.register(stream, selectors.EVENT_READ)
 
     def read(self, seconds):
-        """What arrives within `seconds`: yields ("event", tuple), ("text", str) from standard output, ("log", str) from standard error."""
-        for key, _ in self.selector.select(seconds):
-            stream = key.fileobj
-            try:
-                if stream is self.events:
-                    while stream.poll():
-                        yield "event", stream.recv()
-                else:
-                    block = os.read(stream.fileno(), 1 << 16)
-                    if not block:
-                        raise EOFError
-                    if stream is self.process.stdout:
-                        yield "text", block.decode(errors="replace")
-                    else:
-                        yield "log", block.decode(errors="replace")
-                        self.log.append(block)
-                        while sum(map(len, self.log)) > _LOG_BYTES:
-                            self.log.popleft()
-            except (EOFError, OSError):
-                self.selector.unregister(stream)
+        """What comes within `seconds`: yields ("record", record, arrays), ("stdout", text), ("stderr", text). Raises Garbled."""
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self.process.stdin:
+                self._send()
+            elif key.fileobj == self.records.descriptor:
+                for record, arrays in self.records.read():
+                    yield "record", record, arrays
+                if not self.records.open:
+                    self._selector.unregister(self.records.descriptor)
+            else:
+                yield from self._text(key.fileobj)
 
-    def silent(self):
-        """Whether no event is left to read. The pipe need not be closed: what the arm forked may hold it open."""
-        return self.events not in {key.fileobj for key in self.selector.get_map().values()} or not self.events.poll()
+    def _text(self, stream):
+        block = os.read(stream.fileno(), 1 << 16)
+        if not block:
+            self._selector.unregister(stream)
+        elif stream is self.process.stdout:
+            yield "stdout", block.decode(errors="replace")
+        else:
+            self._log.append(block)
+            self._log_bytes += len(block)
+            while self._log_bytes > _LOG_BYTES:
+                self._log_bytes -= len(self._log.popleft())
+            yield "stderr", block.decode(errors="replace")
 
-    def log_text(self):
-        return b"".join(self.log).decode(errors="replace")
+    def _send(self):
+        try:
+            while self._to_send:
+                self._to_send[0] = self._to_send[0][os.write(self.process.stdin.fileno(), self._to_send[0][: 2**20]) :]
+                if not self._to_send[0]:
+                    self._to_send.pop(0)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it died; its log says why
+            self._to_send.clear()
+        self._selector.unregister(self.process.stdin)  # and stays open: it is the child's lifeline
+
+    def rest(self):
+        """What was written before the last record is in the pipes already: yields as read() does, without waiting."""
+        streams, until = (self.process.stdout, self.process.stderr), time.monotonic() + _REST_SECONDS
+        while time.monotonic() < until and any(key.fileobj in streams for key, _ in self._selector.select(0)):
+            for kind, *what in self.read(0):
+                if kind != "record":
+                    yield kind, *what
+
+    def gone(self):
+        """The exit status, as Popen gives it, once the arm has ended and nothing is left to read; None before."""
+        code = self.process.poll()
+        return None if self._selector.select(0) else code
+
+    def log(self):
+        return b"".join(self._log).decode(errors="replace")
 
     def end(self):
-        """End the process and all it started, sessions of their own included, and close the pipes."""
-        try:
-            started = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            started = []
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
-        self.selector.close()
-        for stream in (self.events, self.process.stdin, self.process.stdout, self.process.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        """End the arm and all it started, then its supervisor, and close the pipes."""
+        if self.process.poll() is None:
+            end_children(self.process.pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self._selector.close()
+        os.close(self.records.descriptor)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            stream.close()
 
 
-def _watch(child, result, plot, allowed, timeout):
-    """Follow the child until it reports, dies, runs too long, grows too large or is stopped; fill in `result`."""
-    born = time.monotonic()
-    zero = process_zero = None
-    looked = 0.0
-    outside = psutil.Process(child.process.pid)
-    while True:
-        for kind, item in child.read(SAMPLE_SECONDS):
-            if kind in ("text", "log"):
-                _hear(result, plot, kind, item)
-            elif item[0] == "start":
-                _, zero, process_zero, result.device = item
-            elif item[0] == "tensors":
-                result.tensors.append(item[1:])
-            elif item[0] == "phase begins":
-                result.open_phases.append(item[1])
-            elif item[0] == "phase":
+class _Watch:
+    """Follows a child until it reports, dies, runs too long, grows too large or is stopped; fills in an ArmResult."""
+
+    def __init__(self, child, result, watcher, allowed, timeout):
+        self._child, self._result, self._watcher = child, result, watcher
+        self._most = allowed.tensors + allowed.outside + _WATCH_SLACK
+        self._timeout = timeout
+        self._born = time.monotonic()
+        self._start = self._process = None  # the Start record, the arm's process
+        self._looked = 0.0
+        self._ran_out_at = None  # when the newest dump of the allocator came
+        self._tail = ""  # the end of the log, where a line may still be incomplete
+        self._system_kills = _system_kills()
+
+    def follow(self):
+        result = self._result
+        while result.error is None:
+            try:
+                for kind, *what in self._child.read(SAMPLE_SECONDS):
+                    if kind == "record" and isinstance(what[0], End):
+                        self._finish(*what)
+                        return
+                    self._take(kind, *what)
+            except Garbled as error:
+                result.error = ArmError(
+                    Cause.GARBLED, f"{error}; a function must not write to file descriptors that it did not open"
+                )
+                break
+            now = time.monotonic()
+            elapsed = now - (self._start.zero if self._start else self._born)
+            result.error = self._trouble(now, elapsed)
+            if result.error is None:
+                self._watcher.update(result, elapsed, self._start is not None)
+        result.seconds = None if self._start is None else time.monotonic() - self._start.zero
+        result.error.log = self._child.log()
+
+    def _take(self, kind, what, _=None):
+        """Note one thing that came."""
+        result = self._result
+        if kind == "record":
+            self._note(what)
+        else:
+            if kind == "stdout":
+                result.output += what
+                if len(result.output) > _LOG_BYTES:
+                    result.output = "… (the beginning was cut)\n" + result.output[-_LOG_BYTES // 2 :]
+            else:
+                self._listen(what)
+            self._watcher.hear(kind, what)
+
+    def _note(self, record):
+        result = self._result
+        if isinstance(record, Start):
+            self._start, result.device = record, record.device
+            with contextlib.suppress(psutil.Error):
+                self._process = psutil.Process(record.pid)
+        elif isinstance(record, Sample):
+            result.tensors.append((record.seconds, record.tensors))
+        elif isinstance(record, PhaseBegun):
+            result.open_phases.append((record.name, record.seconds))
+        elif isinstance(record, Phase):
+            if result.open_phases:
                 result.open_phases.pop()
-                result.phases.append(item[1])
-                if item[1].held is not None:  # an exact point of the curve
-                    result.tensors.append((item[1].end, item[1].held))
-            elif item[0] == "facts":
-                result.facts = item[1]
-            elif item[0] == "done":
-                _finish(child, result, plot, *item[1:])
-                return
-        now = time.monotonic()
-        elapsed = now - (zero or born)
+            result.phases.append(record)
+            if record.held is not None:  # an exact point of the curve
+                result.tensors.append((record.end, record.held))
+        elif isinstance(record, Facts):
+            result.facts = record
+
+    def _listen(self, text):
+        """Note each dump of the allocator in the log."""
+        *lines, self._tail = (self._tail + text).rsplit("\n", 1) if "\n" in text else (self._tail + text,)
+        if lines and (found := dumped_in_use(lines[0])):
+            self._result.dumps += found
+            self._ran_out_at = time.monotonic()
+        self._tail = self._tail[-1000:]
+
+    def _trouble(self, now, elapsed):
+        """Why the arm is to be ended or has died: an ArmError; None while all is well."""
+        grown = self._grown(now, elapsed)
+        if grown > self._most:
+            return ArmError(
+                Cause.WATCH,
+                f"the arm was ended: with its children it grew by {mib(grown)}, more than its budgets allow",
+            )
+        if now - self._born > self._timeout:
+            return ArmError(
+                Cause.TIMEOUT, f"the arm was ended after {self._timeout} s; give run() a longer timeout if it needs one"
+            )
+        if self._watcher.stopped:
+            return ArmError(Cause.STOPPED, "you stopped this run; run the cell again to measure it")
+        code = self._child.gone()
+        return None if code is None else self._death(code)
+
+    def _grown(self, now, elapsed):
+        """Bytes that the arm and its children have added; also takes the samples of the resident set."""
+        if self._process is None:
+            return 0
         try:
-            if zero is not None and (not result.process or elapsed - result.process[-1][0] >= SAMPLE_SECONDS):
-                result.process.append((elapsed, outside.memory_info().rss - process_zero))
-            grown = 0
-            if zero is not None and now - looked > _WATCH_SECONDS:
-                looked = now
-                family = [outside, *outside.children(recursive=True)]
-                grown = sum(p.memory_info().rss for p in family) - process_zero
-        except psutil.NoSuchProcess:
-            grown = 0
-        if grown > allowed.tensors + allowed.outside + _WATCH_SLACK:
-            result.error = ArmError("killed", f"the arm was ended: with its children it grew by {mib(grown)}, more than its budgets allow")
-        elif now - born > timeout:
-            result.error = ArmError("timeout", f"the arm was ended after {timeout} s; give run() a longer timeout if it needs one")
-        elif plot.stopped:
-            result.error = ArmError("stopped", "you stopped this run; run the cell again to measure it")
-        elif child.process.poll() is not None and child.silent():
-            result.error = ArmError("killed", _death(child.process.returncode, child.log_text()), log=child.log_text())
-        if result.error is not None:
-            result.seconds = None if zero is None else elapsed
+            if not self._result.process or elapsed - self._result.process[-1][0] >= SAMPLE_SECONDS:
+                self._result.process.append((elapsed, self._process.memory_info().rss - self._start.process_zero))
+            if now - self._looked < _WATCH_SECONDS:
+                return 0
+            self._looked = now
+            children = self._process.children(recursive=True)
+            own = self._process.memory_info().rss - self._start.process_zero
+        except psutil.Error:
+            return 0
+        resident = _sum(children, lambda child: child.memory_info().rss)
+        # Pages that were shared by a fork count once in each resident set. What is a child's alone takes longer to read.
+        return own + (
+            resident if own + resident <= self._most else _sum(children, lambda child: child.memory_full_info().uss)
+        )
+
+    def _death(self, code):
+        """An ArmError for a process that died before it could report. The cause comes from figures and from TensorFlow's own log."""
+        if code >= 0:
+            return ArmError(
+                Cause.EXIT, f"the process of the arm ended by itself with exit code {code} before it could report"
+            )
+        name, log = signal.Signals(-code).name, self._child.log()
+        ran_out = self._ran_out_at is not None and time.monotonic() - self._ran_out_at < _CRASH_SECONDS
+        if name == "SIGKILL":
+            system = self._system_kills is not None and (_system_kills() or 0) > self._system_kills
+            cause = Cause.SYSTEM if system else Cause.KILLED
+            why = "the system ran out of memory and ended it" if system else "somebody ended it from outside"
+        elif name not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"):
+            cause, why = Cause.KILLED, "it was ended from outside"
+        elif ran_out:
+            cause, why = (
+                Cause.CRASH_OUT,
+                "compiled code crashed when TensorFlow's allocator had just run out of memory (see the log)",
+            )
+        elif "std::bad_alloc" in log[-10_000:]:
+            cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"
+        else:
+            cause, why = Cause.CRASH, "compiled code crashed"
+        return ArmError(cause, f"the process of the arm died of {name}: {why}")
+
+    def _finish(self, end, arrays):
+        """The arm has reported."""
+        result = self._result
+        for kind, *what in self._child.rest():
+            self._take(kind, *what)
+        self._listen("\n")
+        result.seconds = end.seconds
+        result.figures.update({name: size for name, size in end.figures.items() if name in result.figures})
+        if end.raised is not None:
+            result.error = _told(end.raised, self._child.log(), result)
+            result.wanted = wanted_bytes(end.raised.message)
             return
-        plot.update(result, elapsed, zero is not None)
-
-
-def _death(code, log):
-    if code >= 0:
-        return f"the process of the arm ended by itself with exit code {code} before it could report"
-    name = signal.Signals(-code).name
-    why = {
-        "SIGKILL": "somebody, perhaps the system's out-of-memory killer, ended it",
-        "SIGABRT": "compiled code gave up, which it does when it cannot get memory outside the tensor budget",
-        "SIGSEGV": "compiled code crashed",
-    }.get(name, "it was ended from outside")
-    after = "; just before, TensorFlow's allocator had run out of memory (see the log)" if "ran out of memory" in log else ""
-    return f"the process of the arm died of {name}: {why}{after}"
-
-
-def _hear(result, plot, kind, text):
-    if kind == "text":
-        result.output = (result.output + text)[-_LOG_BYTES:]
-    plot.hear(kind, text)
-
-
-def _finish(child, result, plot, seconds, figures, packed, error):
-    result.seconds, result.figures = seconds, figures
-    while child.selector.select(0):  # what it wrote before it reported is in the pipes already
-        for kind, item in child.read(0):
-            if kind != "event":  # a last sample, from the thread that takes them
-                _hear(result, plot, kind, item)
-    if error is None:
         try:
-            result.value = cloudpickle.loads(packed)
-        except Exception as caught:
-            result.error = ArmError("unpicklable", f"the arm finished, but its return value cannot be read back here ({caught}); return numbers, strings or NumPy arrays")
-        return
-    kinds = {"ResourceExhaustedError": "oom", "MemoryError": "memory", "_ArrayMemoryError": "memory", "UnpicklableResult": "unpicklable"}
-    kind = kinds.get(error["type"], "exception")
-    message = error["message"] if kind == "unpicklable" else f"{error['type']}: {error['message']}"
-    if kind == "oom":
-        message = explain_oom(error["message"], child.log_text(), result.budget)
-    elif kind == "memory":
-        message = f"Out of memory outside TensorFlow's allocator ({error['message'] or 'MemoryError'}): the process may add no more"
-    calls = [(name, int(line)) for name, line, _ in error["frames"]]
+            result.value = unpack(end.value, arrays)
+        except NoValue as error:
+            result.error = ArmError(Cause.NO_VALUE, f"the arm finished, but {error}")
+
+
+def _sum(processes, size):
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += size(process)
+    return total
+
+
+def _system_kills():
+    """How often this system's out-of-memory killer has ended a process (/proc/vmstat); None where it does not tell."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _told(raised, log, result):
+    """The ArmError of what a function raised."""
+    message = f"{raised.type}: {raised.message[:_MESSAGE]}" + (" …" if len(raised.message) > _MESSAGE else "")
+    if raised.cause is Cause.OOM:
+        message = explain_oom(raised.message, log, result.budget)
+    elif raised.cause is Cause.MEMORY:
+        why = raised.message or "MemoryError"
+        message = f"Out of memory outside TensorFlow's allocator ({why}): the process may add no more"
+    elif raised.cause is Cause.NO_VALUE:
+        message = raised.message
+    elif raised.cause is Cause.SETUP:
+        message = (
+            f"the function could not be read in its own process ({message}): what it uses must be importable there"
+        )
+    calls = [(frame.file, frame.line) for frame in raised.frames]
     # An error inside a graph arrives where the graph was called; its text tells where the operation was written.
-    calls += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', error["message"])]
-    calls = reversed(dict.fromkeys(reversed(calls)))  # both may name the same line; once is enough, the innermost stays last
-    frames = [(_place(name), line, _source(name, line)) for name, line in calls if is_own(name)]
-    text = re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', error["message"])
-    stack = "".join(f"  {_place(name)}, line {line}, in {scope}\n    {_source(name, line)}\n" for name, line, scope in error["frames"])
-    result.error = ArmError(kind, message, frames, f"{stack}{error['type']}: {text}", child.log_text())
+    calls += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', raised.message)]
+    calls = reversed(
+        dict.fromkeys(reversed(calls))
+    )  # both may name the same line; once is enough, the innermost stays last
+    frames = [Line(_place(name), line, _source(name, line)) for name, line in calls if is_own(name)]
+    text = re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', raised.message)
+    stack = "".join(
+        f"  {_place(f.file)}, line {f.line}, in {f.scope}\n    {_source(f.file, f.line)}\n" for f in raised.frames
+    )
+    return ArmError(raised.cause, message, frames, f"{stack}{raised.type}: {text}", log)
 
 
 def _source(name, line):

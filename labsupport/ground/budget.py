@@ -34,7 +34,7 @@ def parse_size(size):
     """
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmg]i?b|b)\s*", str(size), re.IGNORECASE)
     if not match:
-        raise BudgetError(f"{size!r} is not a size: write a positive number and a unit, such as \"256 MiB\" or \"2 GiB\"")
+        raise BudgetError(f'{size!r} is not a size: write a positive number and a unit, such as "256 MiB" or "2 GiB"')
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -79,7 +79,9 @@ def machine_memory():
         with contextlib.suppress(OSError):  # no such control group
             limits.append(Path(file).read_text().strip())
     total = psutil.virtual_memory().total
-    return min(total, _data_limit() or total, *(int(limit) for limit in limits if limit.isdecimal()))  # or "max", or empty
+    return min(
+        total, _data_limit() or total, *(int(limit) for limit in limits if limit.isdecimal())
+    )  # or "max", or empty
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,25 @@ class Budget:
         free = min(psutil.virtual_memory().available, machine)
         wanted = int(free / 2) // MIB * MIB if tensors is None else parse_size(tensors)
         if wanted < SMALLEST:
-            raise BudgetError(f"a budget of {mib(wanted)} is too small to start in: give at least {mib(SMALLEST)}")
+            raise BudgetError(
+                f"a budget of {tensors or mib(wanted)} is too small to start in: give at least {mib(SMALLEST)}"
+            )
         room = machine - ITSELF
         if wanted > room:
-            instead = f"give less, for instance \"{int(room / 2 / MIB)} MiB\"" if room / 2 >= SMALLEST else "find one with more"
+            instead = (
+                f'give less, for instance "{int(room / 2 / MIB)} MiB"' if room / 2 >= SMALLEST else "find one with more"
+            )
             raise BudgetError(
                 f"a budget of {mib(wanted)} is more than this machine has for you: {mib(machine)}, "
                 f"{mib(ITSELF)} of which Python and TensorFlow take; {instead}"
             )
         beside = parse_size(outside)
         if beside < SMALLEST_OUTSIDE:
-            raise BudgetError(f"outside={outside!r} leaves no room for Python and TensorFlow's threads: give at least {mib(SMALLEST_OUTSIDE)}")
+            raise BudgetError(
+                f"outside={outside!r} leaves no room for Python and TensorFlow's threads: give at least {mib(SMALLEST_OUTSIDE)}"
+            )
+        if beside > machine:
+            raise BudgetError(f"outside={outside!r} is more than this machine has for you: {mib(machine)}; give less")
         return cls(wanted, beside)
 
     def environment(self):
@@ -151,9 +161,19 @@ class Budget:
             return
         import resource
 
-        limit = min(private + self.outside, _data_limit() or sys.maxsize)  # root could lift a lower limit that is in force already
+        # root could lift a lower limit that is in force already; the hard one stays, for lift_process_limit()
+        limit = min(private + self.outside, _data_limit() or sys.maxsize)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def lift_process_limit():
+    """Take back the cap on private memory when the arm's function has ended, so that what happened can be told and sent."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def child_environment(budget, extra):

@@ -1,26 +1,27 @@
-"""The process an arm runs in: `python -m labsupport.ground.child EVENTS_FD`, the job on standard input.
+"""The process an arm runs in. It forks once at its start: the first half supervises, the second is the arm.
 
-The job is two length-prefixed pickles: a header of plain data, and the function with its arguments.
-After that, standard input is the lifeline: it closes when the parent dies, however it dies.
+On standard input come two blocks, each with its length: a header of plain data (msgpack), and the function with its
+arguments (cloudpickle). After that, standard input is the lifeline: it closes when the parent dies, however it dies.
 """
 
-import fcntl
+import contextlib
+import ctypes
 import gc
 import linecache
 import os
-import pickle
+import select
 import signal
 import struct
 import sys
-import threading
 import time
 import traceback
 import types
-from multiprocessing.connection import Connection
 
-import cloudpickle
-
-from labsupport.ground import meter
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_MOST_FRAMES = 40  # of a traceback, from either end; a reader wants fewer
+_MOST_TEXT = 100_000  # characters of an error's text; TensorFlow's longest, with a graph's nodes, have some thousands
+_ENDLESS = 2_000  # nested calls: twice Python's own limit, which the function must have raised
 
 
 def named_code(arguments, filename):
@@ -28,94 +29,244 @@ def named_code(arguments, filename):
     return types.CodeType(*arguments).replace(co_filename=filename)
 
 
+def _prctl(option, value):
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def supervise(arm):
+    """Wait for the arm, or for the parent's end; end everything that the arm started; exit as the arm did.
+
+    A process of its own can do so while the arm holds the GIL. Orphans of the arm come to it (prctl: subreaper),
+    daemons and sessions of their own included, so it finds them all.
+    """
+    poll = select.poll()
+    poll.register(0, 0)  # only the hang-up is reported; what is to be read is for the arm
+    if hasattr(os, "pidfd_open"):
+        poll.register(os.pidfd_open(arm), select.POLLIN)
+    status = None
+    while status is None:
+        gone = any(
+            descriptor == 0 and event & (select.POLLHUP | select.POLLERR) for descriptor, event in poll.poll(500)
+        )
+        if gone:
+            os.kill(arm, signal.SIGKILL)
+        pid, code = os.waitpid(arm, 0 if gone else os.WNOHANG)
+        status = code if pid else None
+    end_children()
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no second core file
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def end_children(of=None, seconds=2):
+    """Kill all processes below this one (or below the process `of`), until none is left or time is up."""
+    import psutil
+
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            family = psutil.Process(of).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        family = [process for process in family if _alive(process)]
+        if not family:
+            return
+        for process in family:
+            with contextlib.suppress(psutil.Error):  # gone already, or one that may not be killed (a setuid program)
+                process.kill()
+        time.sleep(0.01)
+
+
+def _alive(process):
+    import psutil
+
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 def _read_block(stream):
     (size,) = struct.unpack("<Q", stream.read(8))
     return stream.read(size)
 
 
-def _die_with_parent(lifeline):
-    """End this process and all it forked when the parent's end of the lifeline closes."""
+def _frames(trace):
+    """(frames of a traceback, its number of calls): those at either end, without those of this file."""
+    from labsupport.ground.record import Frame
+
+    calls = []
+    while trace is not None:
+        calls.append((trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    calls = [call for call in calls if not call[0].co_filename.startswith(_PACKAGE)]
+    shown = calls if len(calls) <= 2 * _MOST_FRAMES else [*calls[:_MOST_FRAMES], *calls[-_MOST_FRAMES:]]
+    return [Frame(_sendable(code.co_filename), line, _sendable(code.co_name)) for code, line in shown], len(calls)
+
+
+def _sendable(text):
+    """Text that UTF-8 can hold, and not endless."""
+    return str(text)[:_MOST_TEXT].encode("utf-8", "backslashreplace").decode()
+
+
+def _raised(error, setup=False):
+    """The record of an exception."""
+    from labsupport.ground.record import Cause, Raised
+
+    frames, calls = _frames(error.__traceback__)
+    kind = type(error)
     try:
-        # Linux: let the kernel kill the whole group. A thread could not act while an arm holds the GIL.
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    except (AttributeError, OSError):
-        def watch():
-            os.read(lifeline, 1)
-            os.killpg(0, signal.SIGKILL)
+        message = _sendable(error)
+    except Exception:  # an exception whose text cannot be made
+        message = "its text cannot be shown"
+    if any(base.__name__ == "ResourceExhaustedError" for base in kind.__mro__):
+        cause = Cause.OOM
+    elif isinstance(error, MemoryError):
+        cause = Cause.MEMORY
+        if setup:
+            message = "its arguments, when they were unpacked, need more than outside=… allows" + (
+                message and f"; {message}"
+            )
+    else:
+        cause = Cause.SETUP if setup else Cause.ERROR
+    if calls > _ENDLESS:
+        message += f" (within {calls:,} nested calls: endless recursion?)"
+    return Raised(cause, _sendable(kind.__name__), message, frames)
 
-        threading.Thread(target=watch, daemon=True).start()
 
-
-def _describe(error):
-    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    own = [f for f in frames if not f[0].startswith(os.path.dirname(__file__))]
-    return {"type": type(error).__name__, "message": str(error), "frames": own}
-
-
-def main():
-    events = Connection(int(sys.argv[1]), readable=False)
-    lock = threading.Lock()
-
-    def send(*event):
-        with lock:
-            events.send(event)
-
-    stdin = os.fdopen(os.dup(0), "rb")
-    header = pickle.loads(_read_block(stdin))
-    job = _read_block(stdin)
-    _die_with_parent(stdin.fileno())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # an arm that reads input gets end-of-file, not a hang
+def _prepare(header, tf):
+    """Before the job: the notebook's import path and cells, the limits. Returns the meter."""
+    from labsupport.ground import meter
+    from labsupport.ground.budget import Budget
 
     sys.path[:] = header["path"]
     # A notebook cell has no file. AutoGraph and tracebacks find its source here.
     for name, lines in header["cells"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    device = Budget(*header["budget"]).apply(tf, header["logical_devices"])
+    return meter.Meter(meter.AllocatorCounter(tf, device))
 
-    import tensorflow as tf
 
-    device = header["budget"].apply(tf, header["logical_devices"])
-    gauge = meter.Meter(tf, device)
-    meter.on_phase_begin = lambda name, seconds: send("phase begins", (name, seconds))
-    meter.on_phase = lambda phase: send("phase", phase)
-    meter.on_facts = lambda facts: send("facts", facts)
+def _run(job, gauge, sender):
+    """(what the function returned, the record of what it raised or None).
 
-    error = value = None
+    What the arm forked and what comes back here ends by itself, as it would anywhere else: it does not speak for the arm.
+    """
+    import cloudpickle
+
+    from labsupport.ground import meter
+    from labsupport.ground.budget import lift_process_limit
+    from labsupport.ground.record import Start
+
+    me, loaded = os.getpid(), False
     try:
         function, args = cloudpickle.loads(job)
+        del job
+        loaded = True
         gc.collect()
         gauge.start()
         meter.active = gauge
-        send("start", gauge.zero, gauge.process_zero, device)
-        gauge.sample_into(lambda seconds, size: send("tensors", seconds, size))
+        sender.send(Start(gauge.zero, gauge.process_zero, gauge.counter.device, os.getpid()))
+        gauge.sample()
         value = function(*args)
+        if os.getpid() != me:
+            _leave(None)
+        return value, None
     except BaseException as caught:  # SystemExit and MemoryError too: the parent must hear of them
-        error = _describe(caught)
-    seconds = time.monotonic() - gauge.zero if gauge.zero else 0.0
-    figures = {
-        "peak": gauge.tensors_peak(),
-        "end": gauge.tensors_now(),
-        "process_peak": gauge.process_peak(),
-        "process_end": gauge.process_now(),
-    }
-    try:
-        packed = cloudpickle.dumps(value)
-    except Exception as caught:
-        packed = None
-        error = {
-            "type": "UnpicklableResult",
-            "message": f"the arm finished, but its return value ({type(value).__name__}) cannot be sent back "
-            f"({caught}); return numbers, strings or NumPy arrays",
-            "frames": [],
-        }
-    sys.stdout.flush()
-    send("done", seconds, figures, packed, error)
+        if os.getpid() != me:
+            _leave(caught)
+        lift_process_limit()
+        return None, _raised(caught, setup=not loaded)
+
+
+def _end(value, raised, seconds, figures):
+    """(the End of an arm, its arrays)."""
+    from labsupport.ground.record import Cause, End, Raised
+    from labsupport.ground.values import NoValue, pack
+
+    tree, buffers = None, []
+    if raised is None:
+        try:
+            tree, buffers = pack(value)
+        except (NoValue, MemoryError) as error:
+            advice = f"{error}; return numbers, text, NumPy arrays, or lists and dictionaries of them"
+            raised = Raised(Cause.NO_VALUE, type(value).__name__, _sendable(f"the arm finished, but {advice}"))
+    return End(seconds, figures, raised, tree, [len(buffer) for buffer in buffers]), buffers
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # replaced, closed or None
+            stream.flush()
+
+
+def _leave(error):
+    """End this process as Python would after `error`, or without one."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    _flush()
+    os._exit(code & 0xFF)
+
+
+def arm(descriptor):
+    """The second half: run the job, report, then wait to be ended."""
+    import msgspec
+
+    from labsupport.ground import meter
+    from labsupport.ground.budget import lift_process_limit
+    from labsupport.ground.pipe import Sender
+
+    with contextlib.suppress(OSError):  # when the system itself runs out, it shall end the arm, never the notebook
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    stdin = os.fdopen(os.dup(0), "rb")
+    header, blocks = msgspec.msgpack.decode(_read_block(stdin)), [_read_block(stdin)]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # an arm that reads input gets end-of-file, not a hang
+    stdin.close()
+
+    import tensorflow as tf
+
+    gauge = _prepare(header, tf)
+    sender = Sender(descriptor)
+    meter.connect(sender.send)
+    value, raised = _run(blocks.pop(), gauge, sender)  # popped, so that no second copy of the arguments stays
+    seconds = time.monotonic() - gauge.zero if gauge.zero else None
+    figures = gauge.figures()
+    lift_process_limit()
+    end, buffers = _end(value, raised, seconds, figures)
+    _flush()
+    with contextlib.suppress(OSError):
+        sender.send(end, buffers)
     # The parent now ends this process, and what the arm started, which it could not find after an exit. That also
     # skips TensorFlow's slow shutdown; the temporary folder is the parent's to remove.
     while True:
         signal.pause()
 
 
-if __name__ == "__main__":
-    main()
+def main(descriptor):
+    """Called in a fresh interpreter; descriptor: where records go."""
+    os.setsid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        for stream in (1, 2):  # a reader of the arm's output shall see its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        supervise(pid)
+    os.setsid()  # a signal to the arm's group, which a script may send, does not reach the supervisor
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        arm(descriptor)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

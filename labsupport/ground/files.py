@@ -11,4 +11,6 @@ def data_file(name):
     for place in places:
         if place.is_file():
             return place
-    raise FileNotFoundError(f"labsupport's own file {name} is missing; it was looked for at {' and '.join(map(str, places))}: install labsupport again")
+    raise FileNotFoundError(
+        f"labsupport's own file {name} is missing; it was looked for at {' and '.join(map(str, places))}: install labsupport again"
+    )

@@ -4,6 +4,8 @@ Two counters tell two stories. "tensors" is what TensorFlow's allocator has hand
 resident set, which also holds Python, NumPy and graphs, and keeps freed tensor memory in the pool.
 """
 
+import contextlib
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -13,8 +15,10 @@ from pathlib import Path
 import psutil
 
 from labsupport.ground.budget import in_mib, process_status
+from labsupport.ground.record import Phase, PhaseBegun, Sample
 
-SAMPLE_SECONDS = 0.04
+SAMPLE_SECONDS = 0.04  # 25 a second: the eye sees a curve, and taking one costs a tenth of a millisecond
+# A sample takes the GIL from the arm. `make bench` (50,000 eager operations) felt 25 a second and not 7.
 SLOWEST_SAMPLE_SECONDS = 0.15
 
 
@@ -26,67 +30,44 @@ class Reading:
     process_mib: float | None
 
 
-@dataclass
-class Phase:
-    """One `with phase(name):` block: seconds since the arm's start; bytes over the level at the arm's start.
+class AllocatorCounter:
+    """The statistics of TensorFlow's allocator on one device, in bytes (tf.config.experimental.get_memory_info)."""
 
-    level, peak, held: in use when the block began, at most within it, and when it ended; None if unavailable.
-    """
+    def __init__(self, tf, device):
+        self.tf, self.device = tf, device
 
-    name: str
-    start: float
-    end: float
-    level: int | None
-    peak: int | None
-    held: int | None
+    def read(self):
+        """(in use now, peak since the last reset); None where this allocator keeps no statistics."""
+        try:
+            stats = self.tf.config.experimental.get_memory_info(self.device)
+        except (ValueError, self.tf.errors.OpError):
+            return None
+        return stats["current"], stats["peak"]
 
-    @property
-    def level_mib(self):
-        """Tensor memory in use when the block began, MiB over the arm's start."""
-        return in_mib(self.level)
-
-    @property
-    def peak_mib(self):
-        """Most tensor memory in use within the block, MiB over the arm's start."""
-        return in_mib(self.peak)
-
-    @property
-    def held_mib(self):
-        """Tensor memory in use when the block ended, MiB over the arm's start."""
-        return in_mib(self.held)
-
-    @property
-    def rise_mib(self):
-        """What the block added at its worst moment: its peak over the level at which it began, MiB."""
-        return None if self.peak is None else in_mib(self.peak - self.level)
-
-    @property
-    def added_mib(self):
-        """What the block left behind: held at its end over the level at which it began, MiB."""
-        return None if self.held is None else in_mib(self.held - self.level)
+    def reset_peak(self):
+        self.tf.config.experimental.reset_memory_stats(self.device)
 
 
 def _high_water():
     """Bytes: the largest resident set of this process so far (VmHWM; getrusage where there is no /proc)."""
     mark = process_status("VmHWM")
     if mark is None:
-        try:
+        with contextlib.suppress(ImportError):  # no such module on Windows
             import resource
-            import sys
 
             unit = 1 if sys.platform == "darwin" else 1024
             mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        except ImportError:
-            pass
     return mark
 
 
 @dataclass
 class Meter:
-    """The exact counters of the process it lives in, over the level when it was started."""
+    """The exact counters of the process it lives in, over the level when it was started.
 
-    tf: object
-    device: str
+    counter: an AllocatorCounter, or None as long as TensorFlow does not run; tensors are unavailable then.
+    """
+
+    counter: AllocatorCounter | None = None
     zero: float = 0.0
     tensors_zero: int | None = None
     process_zero: int = 0
@@ -98,30 +79,30 @@ class Meter:
 
     def start(self):
         """Set the zero level. Peaks count from here."""
-        try:  # "5" resets VmHWM (Linux, man proc_pid_clear_refs); refused in some containers
+        with contextlib.suppress(
+            OSError
+        ):  # "5" resets VmHWM (Linux, man proc_pid_clear_refs); refused in some containers
             Path("/proc/self/clear_refs").write_text("5")
             self._mark_was_reset = True
-        except OSError:
-            pass
         self._mark = _high_water()
         self.process_zero = psutil.Process().memory_info().rss
-        stats = self._stats()
-        if stats:
-            self.tf.config.experimental.reset_memory_stats(self.device)
-            self.tensors_zero = stats["current"]
-            self._windows = [[stats["current"]], [stats["current"]]]
+        if stats := self.counter and self.counter.read():
+            self.counter.reset_peak()
+            self.tensors_zero = stats[0]
+            self._windows = [[stats[0]], [stats[0]]]
         self.zero = time.monotonic()
 
-    def _stats(self):
-        try:
-            return self.tf.config.experimental.get_memory_info(self.device)
-        except (ValueError, self.tf.errors.OpError):  # this allocator keeps no statistics
-            return None
+    def attach(self, counter):
+        """Take on a counter that has come to be since start(), with everything that it has counted."""
+        self.counter, self.tensors_zero = counter, 0
+
+    def _read(self):
+        return None if self.counter is None or self.tensors_zero is None else self.counter.read()
 
     def tensors_now(self):
         """Bytes the allocator has handed out now, over the zero level."""
-        stats = self._stats()
-        return None if stats is None or self.tensors_zero is None else stats["current"] - self.tensors_zero
+        stats = self._read()
+        return None if stats is None else stats[0] - self.tensors_zero
 
     def tensors_peak(self):
         """Bytes: the allocator's peak since start()."""
@@ -129,13 +110,13 @@ class Meter:
 
     def _fold(self):
         """Let every open window have the peak so far, then start the allocator's own peak anew; bytes in use, or None."""
-        stats = self._stats()
-        if stats is None or self.tensors_zero is None:
+        stats = self._read()
+        if stats is None:
             return None
         for window in self._windows:
-            window[0] = max(window[0], stats["peak"])
-        self.tf.config.experimental.reset_memory_stats(self.device)
-        return stats["current"]
+            window[0] = max(window[0], stats[1])
+        self.counter.reset_peak()
+        return stats[0]
 
     def lap(self):
         """(bytes in use now, peak in bytes since the last lap), over the zero level; (None, None) if unavailable."""
@@ -146,20 +127,29 @@ class Meter:
         return now - self.tensors_zero, peak - self.tensors_zero
 
     def process_now(self):
-        """Bytes of the resident set over the zero level."""
-        return psutil.Process().memory_info().rss - self.process_zero
+        """Bytes of the resident set over the zero level; None before start()."""
+        return psutil.Process().memory_info().rss - self.process_zero if self.zero else None
 
     def process_peak(self):
-        """Bytes: peak of the resident set since start(); None if an earlier, higher peak hides it."""
+        """Bytes: peak of the resident set since start(); None before it, or if an earlier, higher peak hides it."""
         mark = _high_water()
-        if mark is None or not (self._mark_was_reset or mark > self._mark):
+        if mark is None or self._mark is None or not (self._mark_was_reset or mark > self._mark):
             return None
         return max(mark - self.process_zero, 0)
+
+    def figures(self):
+        """{name: bytes or None}: peak and end of both stories, see result.SOURCES."""
+        return {
+            "peak": self.tensors_peak(),
+            "end": self.tensors_now(),
+            "process_peak": self.process_peak(),
+            "process_end": self.process_now(),
+        }
 
     @contextmanager
     def phase(self, name):
         begin = time.monotonic() - self.zero
-        on_phase_begin(name, begin)
+        report(PhaseBegun(name, begin))
         level = self._fold()
         window = [level or 0]
         self._windows.append(window)
@@ -168,41 +158,39 @@ class Meter:
         finally:
             now = self._fold()
             self._windows = [open_one for open_one in self._windows if open_one is not window]
-            sizes = (None,) * 3 if now is None else [size - self.tensors_zero for size in (level, window[0], now)]
+            counted = level is not None and now is not None
+            sizes = [size - self.tensors_zero for size in (level, window[0], now)] if counted else [None] * 3
             self.phases.append(Phase(name, begin, time.monotonic() - self.zero, *sizes))
-            on_phase(self.phases[-1])
+            report(self.phases[-1])
 
-    def sample_into(self, send):
-        """Call send(seconds, tensor bytes) regularly from a thread: the curve between the exact figures."""
+    def sample(self):
+        """Report a Sample regularly from a thread: the curve between the exact figures."""
 
         def loop():
-            while True:
-                now = self.tensors_now()
-                if now is None:
-                    return
+            while (now := self.tensors_now()) is not None:
                 try:
-                    send(time.monotonic() - self.zero, now)
-                except OSError:  # the parent has gone
+                    report(Sample(time.monotonic() - self.zero, now))
+                except OSError:  # the watcher has gone
                     return
-                # Often at first, for the curve of a short arm; then seldom, since each sample takes the lock from the arm.
+                # Often at first, for the curve of a short arm; then seldom.
                 time.sleep(min(max(SAMPLE_SECONDS, (time.monotonic() - self.zero) / 10), SLOWEST_SAMPLE_SECONDS))
 
         threading.Thread(target=loop, daemon=True, name="labsupport-sampler").start()
 
 
 active: Meter | None = None  # the meter of this process, when it runs an arm
+_sends = []  # where records go: one function in an arm's process, none elsewhere
 
 
-def on_phase_begin(name, seconds):  # these three are replaced in the child, which reports to the parent
-    pass
+def connect(send):
+    """Let report() hand its records to send(record)."""
+    _sends[:] = [send]
 
 
-def on_phase(phase):
-    pass
-
-
-def on_facts(facts):
-    pass
+def report(record):
+    """Send a record to whoever watches this arm; outside an arm it goes nowhere."""
+    for send in _sends:
+        send(record)
 
 
 @contextmanager
@@ -214,7 +202,7 @@ def phase(name):
     if active is None:
         yield
     else:
-        with active.phase(name):
+        with active.phase(str(name)):
             yield
 
 

@@ -1,12 +1,14 @@
 """What an arm came to: its figures with their sources, its curve, and an error a learner can read."""
 
-import html
-import math
 import os
-import re
+import site
+import sysconfig
 from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
-from labsupport.ground.budget import in_mib, mib, parse_size
+from labsupport.ground.budget import in_mib, mib
+from labsupport.ground.record import Cause, Facts
 
 SOURCES = {
     "peak": "allocator counter (get_memory_info)",
@@ -14,40 +16,37 @@ SOURCES = {
     "process_peak": "high-water mark of the resident set (VmHWM)",
     "process_end": "resident set",
 }
-_DTYPE_BYTES = {
-    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4,
-    "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
-}  # fmt: skip
 
 
-@dataclass(repr=False)
+class Line(NamedTuple):
+    """A line of the learner's own code on the way to an error; place: "Cell In[4]" or a file."""
+
+    place: str
+    number: int
+    source: str
+
+
+@dataclass
 class ArmError:
-    """Why an arm did not return. kind: oom, memory, exception, killed, timeout, stopped or unpicklable.
+    """Why an arm did not return. message: one sentence; frames: Lines, outermost first.
 
-    frames: (place, line number, source line) of the learner's own code, outermost first.
     log: what the process wrote to standard error; after an OOM, the allocator's dump.
     """
 
-    kind: str
+    cause: Cause
     message: str
     frames: list = field(default_factory=list)
     traceback: str = ""
     log: str = ""
 
     def __str__(self):
-        place = f" at {self.frames[-1][0]}, line {self.frames[-1][1]}: {self.frames[-1][2]}" if self.frames else ""
+        place = ""
+        if self.frames:
+            last = Line(*self.frames[-1])
+            place = f" at {last.place}, line {last.number}: {last.source}"
         return self.message + place
 
     __repr__ = __str__
-
-    def _repr_html_(self):
-        rows = "".join(f"<br><code>{html.escape(f'{p}, line {n}: {text}')}</code>" for p, n, text in self.frames)
-        folds = "".join(
-            f"<details><summary>{title}</summary><pre>{html.escape(text)}</pre></details>"
-            for title, text in (("Whole traceback", self.traceback), ("Log of the process, with the allocator's dump", self.log))
-            if text
-        )
-        return f"<div><b>{html.escape(self.message)}</b>{rows}{folds}</div>"
 
 
 @dataclass(repr=False)
@@ -57,9 +56,10 @@ class ArmResult:
     value: what the function returned (None after an error). error: an ArmError or None.
     figures: bytes over the level at the arm's start, by name (see SOURCES); None means unavailable.
     tensors, process: the sampled curves as [(seconds, bytes)]; they show the way, the figures are exact.
-    phases: the finished `with phase(...)` blocks, in order of their end, each with peak and held bytes.
+    phases: the finished `with phase(...)` blocks (record.Phase), in order of their end.
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
-    facts: what the doctor's probes saw (probes.Probe.facts); empty without them.
+    wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
+    ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
     """
 
     label: str
@@ -73,7 +73,9 @@ class ArmResult:
     process: list = field(default_factory=list)
     phases: list = field(default_factory=list)
     open_phases: list = field(default_factory=list)
-    facts: dict = field(default_factory=dict)
+    wanted: int | None = None
+    dumps: list = field(default_factory=list)
+    facts: Facts | None = None
     device: str = ""
     output: str = ""
 
@@ -103,9 +105,9 @@ class ArmResult:
 
     @property
     def outcome(self):
-        """One word or two for tables: "finished", "OOM", "killed" and so on."""
-        names = {"oom": "OOM", "memory": "MemoryError", "exception": "error", "unpicklable": "no value"}
-        return "finished" if self.ok else names.get(self.error.kind, self.error.kind)
+        """One word or two for tables: "finished", "OOM", "MemoryError", or the cause's own words."""
+        names = {Cause.OOM: "OOM", Cause.MEMORY: "MemoryError"}
+        return "finished" if self.ok else names.get(self.error.cause, str(self.error.cause))
 
     def __str__(self):
         time = "" if self.seconds is None else f" after {self.seconds:.1f} s"
@@ -122,54 +124,30 @@ class ArmResult:
         """The finished phase of this name; of several the last. Raises KeyError with the names that there are."""
         found = [phase for phase in self.phases if phase.name == name]
         if not found:
-            raise KeyError(f"no phase {name!r}; there are {', '.join(dict.fromkeys(phase.name for phase in self.phases)) or 'none'}")
+            there = ", ".join(dict.fromkeys(phase.name for phase in self.phases)) or "none"
+            raise KeyError(f"no phase {name!r}; there are {there}")
         return found[-1]
 
 
-_WANTED = re.compile(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)")
+@cache
+def _libraries():
+    """Folders whose code is nobody's own: Python, installed packages, labsupport itself."""
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.dirname(__file__))]
+    return tuple({os.path.join(form(folder), "") for folder in folders for form in (os.path.abspath, os.path.realpath)})
 
 
 def is_own(file):
-    """Whether code of this file is the learner's rather than a library's."""
-    return not any(part in file for part in ("-packages", "<frozen", os.path.dirname(__file__), os.path.dirname(os.__file__)))
-
-
-def wanted_bytes(message):
-    """Bytes of the allocation that TensorFlow's message says had no room; None if it does not tell."""
-    if found := _WANTED.search(message):
-        return math.prod(int(n) for n in found[1].split(",") if n) * _DTYPE_BYTES[found[2]] if found[2] in _DTYPE_BYTES else None
-    by_xla = re.findall(r"while trying to allocate ([\d.]+\s?[KMG]?i?B)", message)
-    return parse_size(by_xla[-1]) if by_xla else None
-
-
-def dumped_in_use(log):
-    """Bytes in use by each of the allocator's dumps in a log, in their order.
-
-    Only a dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
-    """
-    return [parse_size(size) for size in re.findall(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)", log)]
-
-
-def explain_oom(message, log, budget):
-    """One readable sentence from TensorFlow's message and the allocator's dump: which tensor, its bytes, what was in use."""
-    found = _WANTED.search(message)
-    op = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
-    where = f" in {op[1]}" if op else ""
-    if not found:  # XLA words it differently: "Out of memory while trying to allocate …"
-        lines = message.strip().splitlines() or ["no message"]
-        return f"Out of memory{where}: " + next((line.strip() for line in lines if "ut of memory" in line), lines[0])
-    in_use = dumped_in_use(log)[-1:]
-    return (
-        f"Out of memory{where}: no room for a tensor of shape [{found[1].replace(',', ', ')}], {found[2]} = {mib(wanted_bytes(message))}, "
-        f"with {mib(in_use[0] if in_use else None)} in use of a budget of {mib(budget)}"
-    )
+    """Whether code of this file is the learner's rather than a library's. A relative path or a cell's name is the learner's."""
+    return not file.startswith(("<frozen", *_libraries()))
 
 
 def expect_finished(*results):
     """Check that arms ran to their end: a RuntimeError with the first one's error otherwise."""
     for result in results:
         if not result.ok:
-            raise RuntimeError(f"the arm \"{result.label}\" did not finish: {result.error}")
+            raise RuntimeError(f'the arm "{result.label}" did not finish: {result.error}')
 
 
 def expect_oom(result):
@@ -179,8 +157,8 @@ def expect_oom(result):
     """
     if result.error is None:
         raise AssertionError(
-            f"\"{result.label}\" was expected to run out of memory, but it finished with a peak of "
+            f'"{result.label}" was expected to run out of memory, but it finished with a peak of '
             f"{mib(result.figures['peak'])}; the budget of {mib(result.budget)} is too large or the failure is gone"
         )
-    if result.error.kind not in ("oom", "memory"):
-        raise AssertionError(f"\"{result.label}\" was expected to run out of memory, but: {result.error}")
+    if result.error.cause not in (Cause.OOM, Cause.MEMORY):
+        raise AssertionError(f'"{result.label}" was expected to run out of memory, but: {result.error}')

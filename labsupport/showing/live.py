@@ -12,7 +12,7 @@ import time
 from matplotlib.ticker import MaxNLocator
 
 from labsupport.ground.budget import MIB, mib
-from labsupport.ground.meter import Phase
+from labsupport.ground.record import Phase
 
 REDRAW_SECONDS = 0.3
 _W, _H, _LEFT, _BOTTOM, _TOP = 720, 240, 62, 34, 14

@@ -1,6 +1,6 @@
 """Run a function in an arm and show it while it runs: what the notebooks call."""
 
-from labsupport.ground.arm import watched
+from labsupport.ground.arm import Job, watched
 from labsupport.ground.result import expect_finished
 from labsupport.showing import live
 
@@ -21,8 +21,8 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
 
     Raises BudgetError for a bad budget, ArmSetupError where the function cannot be sent or started.
     """
-    label = label or getattr(function, "__name__", str(function))
-    result = watched(function, args, budget, outside, label, timeout, lambda: live.plot_for(quiet), env, logical_devices)
+    job = Job(function, args, budget, outside, label, timeout, env, logical_devices)
+    result = watched(job, lambda: live.plot_for(quiet))
     if result.output:
         print(result.output, end="")
     return result

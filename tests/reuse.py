@@ -1,0 +1,146 @@
+"""Equal arms run once in a test run: a lab and its solution share most of theirs.
+
+tests/conftest.py gives each kernel a start-up file that calls install(). An arm is equal to an earlier one if its code,
+with all that it refers to, its arguments, budgets and environment variables are; what cannot be compared runs again.
+Only for tests: what a learner or `make labs` runs is always measured.
+"""
+
+import functools
+import hashlib
+import os
+import pickle
+import types
+from pathlib import Path, PurePath
+
+import numpy as np
+
+FOLDER = "LABSUPPORT_TESTS_REUSE"  # environment variable: where results are kept while the tests run
+STARTUP = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport reuse\nsys.path.pop()\nreuse.install()\ndel reuse, sys\n"
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), PurePath, range, slice, type(Ellipsis))
+
+
+class Unlike(Exception):
+    """Something that cannot be compared."""
+
+
+def install():
+    """From now on run() in this process takes the result of an equal arm, if there is one."""
+    if FOLDER not in os.environ:  # a kernel that a test in the browser started
+        return
+    from labsupport.showing import running
+
+    running.watched = functools.partial(_watched, running.watched)
+
+
+def _watched(original, job, make_watcher):
+    from labsupport.ground.budget import Budget
+    from labsupport.ground.record import Cause
+
+    job.check()
+    Budget.of(job.budget, job.outside)
+    try:
+        name = fingerprint([job.function, job.args, job.budget, job.outside, job.env, job.logical_devices])
+    except Unlike:
+        return original(job, make_watcher)
+    kept = Path(os.environ[FOLDER]) / name
+    if kept.exists():
+        result = pickle.loads(kept.read_bytes())
+        result.label = job.name
+        watcher = make_watcher()
+        watcher.finish(result)
+        (kept.parent / f"{name}-again-{os.getpid()}-{id(job)}").touch()
+        return result
+    result = original(job, make_watcher)
+    if not result.ok and result.error.cause not in (Cause.OOM, Cause.MEMORY, Cause.ERROR):
+        return result  # a time-out or a crash need not come again
+    new = kept.with_name(f"{name}-{os.getpid()}")
+    new.write_bytes(pickle.dumps(result))
+    new.rename(kept)  # at once: another kernel may be reading
+    return result
+
+
+def count():
+    """(arms that ran and were kept, arms that took a kept result)."""
+    names = os.listdir(os.environ[FOLDER])
+    again = sum("-again-" in name for name in names)
+    return len(names) - again, again
+
+
+def fingerprint(value):
+    """Text that is equal for equal things. Raises Unlike."""
+    digest = hashlib.sha256()
+    _feed(digest, value, {})
+    return digest.hexdigest()
+
+
+def _feed(digest, value, seen):
+    def note(*words):
+        digest.update(repr(words).encode("utf-8", "surrogatepass"))
+
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, PurePath):
+        note(kind.__name__, value)
+        return
+    if id(value) in seen:
+        note("again", seen[id(value)])
+        return
+    seen[id(value)] = len(seen)
+    seen.setdefault("alive", []).append(value)  # so that no id is given twice
+    if kind in (list, tuple):
+        parts = value
+    elif kind is dict:
+        parts = [part for item in value.items() for part in item]
+    elif kind in (set, frozenset):
+        parts = sorted(value, key=repr)
+    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSUM":
+        note("array", value.dtype.str, value.shape)
+        digest.update(np.ascontiguousarray(value).tobytes())
+        return
+    elif isinstance(value, types.CodeType):
+        parts = [
+            value.co_code,
+            value.co_names,
+            value.co_varnames,
+            value.co_freevars,
+            value.co_flags,
+            list(value.co_consts),
+        ]
+    elif isinstance(value, types.MethodType):
+        parts = [value.__func__, value.__self__]
+    elif isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+    elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType)) or _of_library(value):
+        note(getattr(value, "__module__", ""), getattr(value, "__qualname__", getattr(value, "__name__", "")))
+        return
+    elif isinstance(value, types.FunctionType):
+        parts = _parts_of_function(value)
+    elif isinstance(value, type):
+        body = {name: part for name, part in vars(value).items() if not name.startswith("__") or callable(part)}
+        parts = [value.__qualname__, list(value.__bases__), body]
+    else:
+        raise Unlike(kind.__name__)
+    note(kind.__name__, len(parts))
+    for part in parts:
+        _feed(digest, part, seen)
+
+
+def _of_library(value):
+    """Whether a function or class can be found under its name in a module that is no notebook."""
+    return (
+        isinstance(value, (types.FunctionType, type))
+        and value.__module__ not in ("__main__", None)
+        and "<locals>" not in value.__qualname__
+    )
+
+
+def _parts_of_function(function):
+    names, codes = set(), [function.__code__]
+    for code in codes:
+        names.update(code.co_names)
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    held = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    try:
+        closed = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:
+        raise Unlike("a closure that is not filled yet") from None
+    return [function.__code__, held, closed, function.__defaults__, function.__kwdefaults__]
