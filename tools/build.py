@@ -30,12 +30,8 @@ def notebook(source, solved):
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in ("tags",)})
-        if solved:
-            cell.source = SOLUTION.sub(lambda match: match[2], cell.source + "\n").rstrip("\n")
-        else:
-            cell.source = SOLUTION.sub(lambda match: f"{match[1]}...  # your code here\n", cell.source + "\n").rstrip(
-                "\n"
-            )
+        instead = (lambda match: match[2]) if solved else (lambda match: f"{match[1]}...  # your code here\n")
+        cell.source = SOLUTION.sub(instead, cell.source + "\n").rstrip("\n")
     return book
 
 
@@ -43,7 +39,7 @@ def in_step(book, path):
     """Whether the committed notebook has the cells of this one; outputs do not count."""
     if not path.exists():
         return False
-    facts = lambda b: [(c.id, c.cell_type, c.source, c.metadata.get("tags")) for c in b.cells]  # noqa: E731
+    facts = lambda b: [(c.id, c.cell_type, c.source, c.metadata.get("tags")) for c in b.cells]
     return facts(nbformat.read(path, as_version=4)) == facts(book)
 
 
@@ -59,9 +55,8 @@ def execute(book):
     """Run a lab in labs/ as its reader would; an error ends the build with the cell's traceback."""
     os.environ["LABSUPPORT_LEDGER"] = os.devnull  # a committed page shows nobody's own guesses and progress
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
-    book.metadata.pop(
-        "widgets", None
-    )  # a box or slider without its kernel would look alive; its text says to run the cell
+    # A box or slider without its kernel would look alive; its text says to run the cell.
+    book.metadata.pop("widgets", None)
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran says nothing and changes in every build
         for output in cell.get("outputs", []):
@@ -87,9 +82,8 @@ def described(text):
 
 def catalogue():
     """The text of data/labs.json."""
-    labs = {
-        path.stem[:2]: {"name": path.stem, **described(path.read_text())} for path in sorted(SOURCES.glob("[0-9]*.py"))
-    }
+    sources = sorted(SOURCES.glob("[0-9]*.py"))
+    labs = {source.stem[:2]: {"name": source.stem, **described(source.read_text())} for source in sources}
     return json.dumps(labs, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -109,9 +103,8 @@ def main():
     for source in sources:
         if options.names and source.stem not in options.names:
             continue
-        for folder, solved in [(LABS, False)] + [(LABS / "solutions", True)] * (
-            "# BEGIN SOLUTION" in source.read_text()
-        ):
+        folders = [(LABS, False)] + [(LABS / "solutions", True)] * ("# BEGIN SOLUTION" in source.read_text())
+        for folder, solved in folders:
             path, book = folder / f"{source.stem}.ipynb", notebook(source, solved)
             if options.execute and not options.check and not solved:
                 print(f"running {source.stem} …", flush=True)

@@ -29,7 +29,7 @@ def labs():
     """{"01": Lab} in the order of their numbers."""
     more = tomllib.loads(data_file("map.toml").read_text())
     facts = json.loads(data_file("labs.json").read_text())
-    as_tuples = lambda table: {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}  # noqa: E731
+    as_tuples = lambda table: {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return {number: Lab(number, **as_tuples(facts[number] | more[number])) for number in sorted(facts)}
 
 
