@@ -14,7 +14,16 @@ SLOTS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw"
 # (square, difference, product) where every operation runs by itself; a graph fuses or reuses them down to one.
 _UPDATE = {"sgd": 1, "momentum": 1, "rmsprop": 3, "adagrad": 2, "adam": 3, "adamw": 3}
 # Layers whose backward pass needs nothing but their input and output, and those that only view their input.
-_PLAIN = {"Dense", "Conv2D", "Conv1D", "MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "ReLU", "Activation"}
+_PLAIN = {
+    "Dense",
+    "Conv2D",
+    "Conv1D",
+    "MaxPooling2D",
+    "AveragePooling2D",
+    "GlobalAveragePooling2D",
+    "ReLU",
+    "Activation",
+}
 _VIEWS = {"Flatten", "Reshape"}
 _OUTPUT_ONLY = {"relu", "linear", "tanh", "sigmoid", "softmax"}
 
@@ -41,7 +50,9 @@ class StepPrediction:
         return parts.to_html(border=0) + self.layers.round(2).to_html(border=0)
 
     def __str__(self):
-        return "\n".join(f"{name}: {size:.1f} MiB" for name, size in {**self.parts, "peak of the step": self.total_mib}.items())
+        return "\n".join(
+            f"{name}: {size:.1f} MiB" for name, size in {**self.parts, "peak of the step": self.total_mib}.items()
+        )
 
 
 def predict_step(model, batch, optimizer="adam", training=True, graph=True):
@@ -71,7 +82,9 @@ def predict_step(model, batch, optimizer="adam", training=True, graph=True):
     inputs = tensor_mib((batch, *model.input_shape[1:]))
     if not training:
         before = np.concatenate([[0.0], outputs[:-1]])
-        return StepPrediction({"weights": weights, "input": inputs, "largest pair of layers": float(max(before + 2 * outputs))}, layers)
+        return StepPrediction(
+            {"weights": weights, "input": inputs, "largest pair of layers": float(max(before + 2 * outputs))}, layers
+        )
     passing = np.where((layers["kind"] == "Dense").to_numpy() & graph, 1, 2) * outputs
     sizes = layers["weights MiB"].to_numpy()
     so_far = sizes[::-1].cumsum()[::-1] - sizes  # gradients of the layers behind each one are there already

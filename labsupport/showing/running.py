@@ -3,9 +3,12 @@
 from labsupport.ground.arm import watched
 from labsupport.ground.result import expect_finished
 from labsupport.showing import live
+from labsupport.showing.plain import say
 
 
-def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, quiet=False, env=None, logical_devices=1):
+def run(
+    function, *args, budget=None, outside="2 GiB", label=None, timeout=300, quiet=False, env=None, logical_devices=1
+):
     """Run function(*args) in a fresh Python process under a budget and return an ArmResult.
 
     The function may come from a notebook cell. Whatever it does, this process survives: an out-of-memory
@@ -22,9 +25,11 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
     Raises BudgetError for a bad budget, ArmSetupError where the function cannot be sent or started.
     """
     label = label or getattr(function, "__name__", str(function))
-    result = watched(function, args, budget, outside, label, timeout, lambda: live.plot_for(quiet), env, logical_devices)
+    result = watched(
+        function, args, budget, outside, label, timeout, lambda: live.plot_for(quiet), env, logical_devices
+    )
     if result.output:
-        print(result.output, end="")
+        say(result.output, end="")
     return result
 
 
