@@ -54,7 +54,7 @@ div{overflow-x:auto} img{max-width:100%} .differ{font-weight:bold}
 {% if verdicts %}
 <p>{{ differ }} of {{ verdicts | length }} claims came out differently, marked {{ different }}: look for what these machines do not share.
 In brackets: on how many participants' runs.</p>
-{{ table(["", "claim", "", *letters.values()], verdicts) }}
+{{ table(["", "claim", ""] + letters, verdicts) }}
 {% else %}<p>Nobody has seen a verdict yet.</p>
 {% endif %}
 <h2>Machines</h2>
@@ -134,7 +134,7 @@ def _machines(people):
         cells = [_counted(on[facts].values()) if facts in on else "–" for facts in letters]
         rows.append([claim, claims()[claim]["claim"], _DIFFER if len(judged) > 1 else "", *cells])
     return {
-        "letters": letters,
+        "letters": list(letters.values()),
         "machines": [[letters[facts], *facts, ", ".join(names)] for facts, names in by_machine.items()],
         "verdicts": rows,
         "differ": sum(bool(row[2]) for row in rows),

@@ -19,9 +19,9 @@ _PROGRESS = template(
     """\
 <p>{{ summary }}</p>
 <table><thead><tr><th></th><th style="text-align:left">lab</th><th>exercises passed</th><th>verdicts seen</th><th>guess ÷ measured</th></tr></thead><tbody>
-{% for lab, *cells in rows %}
-<tr><th>{{ lab.number }}</th><td style="text-align:left"><a href="{{ lab.name }}.ipynb">{{ lab.title }}</a></td>
-{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% for row in rows %}
+<tr><th>{{ row[0].number }}</th><td style="text-align:left"><a href="{{ row[0].name }}.ipynb">{{ row[0].title }}</a></td>
+{% for cell in row[1:] %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody></table>"""
 )

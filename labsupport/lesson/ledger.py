@@ -98,9 +98,9 @@ def record(kind, **facts):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _append(path, json.dumps(entry, default=float).encode() + b"\n")
     except LedgerError as error:
-        _say_once(f"Your progress is not kept: {error}. The lab goes on.")
+        say_once(f"Your progress is not kept: {error}. The lab goes on.")
     except OSError as error:
-        _say_once(
+        say_once(
             f"Your progress is not kept: {path} cannot be written ({error.strerror}). The lab goes on; "
             'set LABSUPPORT_LEDGER to a file that can be, or to "off".'
         )
@@ -142,7 +142,7 @@ def content(path):
 
 
 @cache
-def _say_once(sentence):
+def say_once(sentence):
     say(plain(sentence))
 
 
