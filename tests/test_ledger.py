@@ -148,7 +148,7 @@ def special(tmp_path):
 def test_what_is_no_ordinary_file_is_refused_at_once(file, special, monkeypatch, capsys):
     for path in special:
         monkeypatch.setenv("LABSUPPORT_LEDGER", path)
-        with pytest.raises(LedgerError, match="is no ordinary file: name another one"):
+        with pytest.raises(LedgerError, match="name an ordinary file"):
             entries()
         assert "Nothing can be shown" in str(standing.progress())
         ledger.say_once.cache_clear()

@@ -143,7 +143,7 @@ def test_bad_files_are_named_with_a_cure_and_the_others_pool(write, tmp_path):
         "changed by hand": write("hand.json", {**good, "entries": [{"kind": "guess"}]}),
         "cannot be read": tmp_path / "missing.json",
         "deep": write("deep.json", "[" * 100_000),
-        "no ordinary file": Path("/dev/zero"),
+        "name an ordinary file": Path("/dev/zero"),
         "by the same participant": write("again.json", {**good, "participant": "participant-123456"}),
         "two people": write("namesake.json", participant("green", minute=3)),
     }  # fmt: skip

@@ -113,7 +113,7 @@ def _opened(path, flags):
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise LedgerError(
-                f"{path} is no ordinary file: name another one, such as ledger.jsonl in a folder of yours"
+                f"{path} is a device, a pipe or a folder: name an ordinary file"
             )
         yield file
     finally:
