@@ -239,7 +239,7 @@ def test_a_picture_comes_with_its_words_and_is_committed_without_its_copy():
     figure, axes = plt.subplots()
     axes.plot([1, 2], [3, 4])
     data, metadata = bundle(figure, 'a <b> & "c"')
-    assert 'alt="a &lt;b&gt; &amp; &quot;c&quot;"' in data["text/html"] and data["image/png"] in data["text/html"]
+    assert 'alt="a &lt;b&gt; &amp; &#34;c&#34;"' in data["text/html"] and data["image/png"] in data["text/html"]
     assert metadata["image/png"]["alt"] == data["text/plain"] == 'a <b> & "c"'
     table = nbformat.v4.new_output("display_data", {"text/html": "<table>"})
     book = nbformat.v4.new_notebook(

@@ -14,7 +14,8 @@ SLOTS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw"
 # (square, difference, product) where every operation runs by itself; a graph fuses or reuses them down to one.
 _UPDATE = {"sgd": 1, "momentum": 1, "rmsprop": 3, "adagrad": 2, "adam": 3, "adamw": 3}
 # Layers whose backward pass needs nothing but their input and output, and those that only view their input.
-_PLAIN = set("Dense Conv2D Conv1D MaxPooling2D AveragePooling2D GlobalAveragePooling2D ReLU Activation".split())
+_PLAIN = {"Dense", "Conv2D", "Conv1D", "ReLU", "Activation"}
+_PLAIN |= {"MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D"}
 _VIEWS = {"Flatten", "Reshape"}
 _OUTPUT_ONLY = {"relu", "linear", "tanh", "sigmoid", "softmax"}
 

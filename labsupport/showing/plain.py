@@ -8,7 +8,7 @@ import sys
 # of the text around them (property Bidi_Control of Unicode's annex 9, which can make a line read as another one).
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Our own signs in readable ASCII; any other character is written by its number.
-_ASCII = dict(zip("…·–─│└×÷±≠→", "... - - - | + x / +- != ->".split()))
+_ASCII = dict(zip("…·–─│└×÷±≠→", ["...", "-", "-", "-", "|", "+", "x", "/", "+-", "!=", "->"]))
 _ASCII |= {"✔": "[yes]", "✘": "[no]", "◐": "[partly]", "✎": "[to do]"}
 
 

@@ -26,9 +26,8 @@ def bundle(figure, text):
     text, buffer = plain(text), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=96, bbox_inches="tight", facecolor="white")
     png = base64.b64encode(buffer.getvalue()).decode()
-    return {"image/png": png, "text/html": _IMAGE.render(text=text, png=png), "text/plain": text}, {
-        "image/png": {"alt": text}
-    }
+    data = {"image/png": png, "text/html": _IMAGE.render(text=text, png=png), "text/plain": text}
+    return data, {"image/png": {"alt": text}}
 
 
 def _names(axes, upright=True):
@@ -66,31 +65,31 @@ def _line_words(line, axes, label):
     return words
 
 
+def _bar_names(axes, flat):
+    """{place: words} of the axis that bars stand on. Ticks set by hand name the bars even where they are numbers."""
+    axis = axes.yaxis if flat else axes.xaxis
+    by_hand = axis.get_majorticklocs() if isinstance(axis.get_major_locator(), FixedLocator) else []
+    return _names(axes, flat) or {tick: f"{tick:.4g}" for tick in by_hand}
+
+
 def _bar_words(axes):
     """All bars of a pair of axes: "series: name = value, name = value", then which is the largest."""
     bars = [container for container in axes.containers if isinstance(container, BarContainer) and container.patches]
-    colour = lambda container: container.patches[0].get_facecolor()
+    colours = [container.patches[0].get_facecolor() for container in bars]
+    # Parts of a stack carry their label once, the first of them, and the same colour.
     labels = {
-        colour(container): container.get_label()
-        for container in reversed(bars)
-        if not container.get_label().startswith("_")
+        colour: container.get_label()
+        for colour, container in reversed([*zip(colours, bars)])
+        if container.get_label()[:1] != "_"
     }
     series, values = {}, {}
-    for container in bars:
-        flat = container.orientation == "horizontal"
-        axis = axes.yaxis if flat else axes.xaxis
-        # Ticks set by hand name the bars even where they are numbers.
-        names = _names(axes, flat) or {
-            tick: f"{tick:.4g}"
-            for tick in axis.get_majorticklocs()
-            if isinstance(axis.get_major_locator(), FixedLocator)
-        }
-        label = labels.get(colour(container), "")  # parts of a stack carry their label once, and the same colour
+    for colour, container in zip(colours, bars):
+        flat, label = container.orientation == "horizontal", labels.get(colour, "")
+        names = _bar_names(axes, flat)
         for bar, value in zip(container.patches, container.datavalues):
             if flat and not names:  # one row of pieces: what counts is where they lie
-                series.setdefault(label or ("hatched" if bar.get_hatch() else ""), []).append(
-                    f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}"
-                )
+                piece = label or ("hatched" if bar.get_hatch() else "")
+                series.setdefault(piece, []).append(f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}")
                 continue
             name = _named(names, bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2)
             known = not np.isnan(value)
@@ -109,12 +108,9 @@ def _axes_words(axes):
         axes.get_title() or axes.get_title(loc="left"),
         " over ".join(filter(None, [upright, quantity(axes.xaxis)])),
     ]
+    errorbars = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
     labelled = [(line, line.get_label()) for line in axes.get_lines()]
-    labelled += [
-        (container.lines[0], container.get_label())
-        for container in axes.containers
-        if isinstance(container, ErrorbarContainer)
-    ]
+    labelled += [(container.lines[0], container.get_label()) for container in errorbars]
     labelled = [(line, label) for line, label in labelled if not label.startswith("_")]
     parts += _bar_words(axes) + [_line_words(line, axes, label) for line, label in labelled]
     ends = {label: line.get_data(orig=False)[1][-1] for line, label in labelled if len(line.get_xdata()) > 2}
