@@ -1,6 +1,7 @@
 # make lab     set up once, then open JupyterLab on the start page   (make lab ARGS=--no-browser on a server)
+# make check   set up once, then in four minutes what a change should pass: style, imports, unit tests, three labs
 # make test    set up once, then everything that CI runs
-# make labs    write the notebooks from labs/source and run them    (NAMES=01_image_stacking for one)
+# make labs    write the notebooks from tools/source and run them    (NAMES=01_image_stacking for one)
 # make report  run all labs and write the claims report, build/report.html
 # make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
@@ -12,16 +13,30 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Started as root, as in many containers, Jupyter wants to be told that this is meant.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+# JupyterLab's own question about news shall not stand over a lab.
+QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)/share/jupyter/lab/settings/
+# What `make check` leaves to `make test`: tests that run notebooks, browsers, hubs or many scripts, and all labs but three.
+SLOW := browser cases classroom doctor doctor_cli labs looks magic notebook_runs
+FEW := 01_image_stacking 16_reading_an_oom 18_the_profiler
 
-.PHONY: lab test labs report looks bench newest
+.PHONY: lab check test in_step labs report looks bench newest
 
 lab: $(READY)
 	$(BIN)/jupyter lab $(ROOT) $(ARGS) labs/start_here.ipynb
 
-test: $(READY)
+check: in_step
+	$(BIN)/python -m pytest -n auto $(SLOW:%=--ignore=tests/test_%.py) tests $(FEW:%=labs/%.ipynb) $(ARGS)
+
+test: in_step
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# What is written by one rule, and what is made from something else.
+in_step: $(READY)
+	$(BIN)/ruff check -q
+	$(BIN)/ruff format -q --check
 	$(BIN)/python tools/build.py --check
 	$(BIN)/python tools/report.py --check
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python tools/map.py --check
 
 labs: $(READY)
 	$(BIN)/python tools/build.py --execute $(NAMES)
@@ -31,7 +46,7 @@ report: $(READY)
 	$(BIN)/python tools/report.py $(ARGS)
 
 looks: $(READY)
-	$(BIN)/python tools/looks.py $(NAMES)
+	PYTHONPATH=tests $(BIN)/python tools/looks.py $(NAMES)
 
 bench: $(READY)
 	$(BIN)/python tools/bench.py
@@ -40,11 +55,13 @@ newest:
 	$(PYTHON) -m venv build/newest
 	sed 's/==[^ ]*//; s/#.*//' requirements.txt > build/newest.txt
 	build/newest/bin/pip install --upgrade -r build/newest.txt -e .
+	$(call QUIET,build/newest)
 	build/newest/bin/python -m pytest -n auto $(ARGS)
 
-$(READY): requirements.txt pyproject.toml
+$(READY): requirements.txt pyproject.toml tools/overrides.json
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing TensorFlow and JupyterLab: about 1 GB, a few minutes, only this once …"
 	$(BIN)/pip install --progress-bar on -q -r requirements.txt -e .
+	$(call QUIET,$(VENV))
 	touch $@

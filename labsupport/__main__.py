@@ -1,27 +1,31 @@
-"""`python -m labsupport`: doctor, progress, export, pool. A new command is a function here and a parser in main()."""
+"""`python -m labsupport`: doctor, progress, export, pool. A new command is a function here and a parser in main().
+
+Each function imports what it needs, so that no command waits for the libraries of another.
+"""
 
 import argparse
 import sys
 from pathlib import Path
 
-from labsupport.doctor import diagnosis
-from labsupport.ground.folders import ArmSetupError
+from labsupport.doctor.command import add_command
 from labsupport.ground.budget import BudgetError
 from labsupport.lesson.ledger import LedgerError, ledger_path
+from labsupport.showing.plain import plain, say
 
 
 def show_progress(options):
-    from labsupport import guesses, progress
+    from labsupport.learner.standing import guesses, progress
 
-    print(progress())
-    print(guesses())
+    say(str(progress()))
+    say(str(guesses()))
 
 
 def write_export(options):
     from labsupport.learner.exchange import export
 
     name, number = export(options.file, options.name)
-    print(f"{options.file}: {number} entries of {ledger_path()}, named {name!r}. It is plain text: read it before you hand it in.")
+    what = f"{number} entries of {ledger_path()}, named {name!r}"
+    say(f"{options.file}: {what}. It is plain text: read it before you hand it in.")
 
 
 def write_pool(options):
@@ -32,15 +36,17 @@ def write_pool(options):
     page, problems = pool(options.files)
     options.output.write_text(page, encoding="utf-8", errors="replace")  # names may hold anything
     for problem in problems:
-        print(f"left out: {problem}", file=sys.stderr)
-    print(f"{options.output}: {len(options.files) - len(problems)} of {len(options.files)} files")
+        say(plain(f"left out: {problem}"), file=sys.stderr)
+    say(f"{options.output}: {len(options.files) - len(problems)} of {len(options.files)} files")
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m labsupport", description="Keep TensorFlow training inside its memory: beside the labs")
+def parsed(words):
+    """(the parser, the options of a command line); what stands after -- is for the doctor's script, as options.arguments."""
+    what = "Keep TensorFlow training inside its memory: beside the labs"
+    parser = argparse.ArgumentParser(prog="python -m labsupport", description=what)
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    diagnosis.add_command(commands)
+    add_command(commands)
 
     command = commands.add_parser("progress", help="your labs, exercises and guesses as text")
     command.set_defaults(command=show_progress)
@@ -55,19 +61,27 @@ def main(arguments=None):
     command.add_argument("-o", "--output", type=Path, required=True, help="the page, such as class.html")
     command.set_defaults(command=write_pool)
 
-    words = sys.argv[1:] if arguments is None else arguments
     split = words.index("--") if "--" in words else len(words)
     options, unknown = parser.parse_known_args(words[:split], argparse.Namespace(arguments=words[split + 1 :]))
     if unknown:
         parser.error(f"not understood: {' '.join(unknown)}; what is meant for the doctor's script goes after --")
+    return parser, options
+
+
+def main(arguments=None):
+    parser, options = parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         return options.command(options)
-    except (ArmSetupError, BudgetError) as error:
-        parser.error(str(error))
-    except (LedgerError, OSError) as error:
-        sys.exit(f"{error}")
     except KeyboardInterrupt:
         return 130
+    except (LedgerError, OSError) as error:
+        sys.exit(f"{error}")
+    except ValueError as error:
+        from labsupport.ground.arm import ArmSetupError  # here, since it loads what only the doctor needs
+
+        if not isinstance(error, (ArmSetupError, BudgetError)):
+            raise
+        parser.error(f"{error}")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SWITCHES = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+SWITCHES += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-# Keep every cell in the page, also those that are scrolled out of sight; do not ask about news.
-SETTINGS = {"notebook-extension/tracker": '{"windowingMode": "none"}', "apputils-extension/notification": '{"fetchNews": "false"}'}
+# Keep every cell in the page, also those that are scrolled out of sight.
+SETTINGS = {"@jupyterlab/notebook-extension/tracker.jupyterlab-settings": '{"windowingMode": "none"}'}
 
 
 def chromium():
@@ -48,7 +46,7 @@ def jupyterlab(folder):
     """(process, address, browser) of a JupyterLab of its own over `folder`, which sends no request to the outside."""
     browser = chromium()  # before the slow part
     for name, text in SETTINGS.items():
-        file = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file = folder / "settings" / name
         file.parent.mkdir(parents=True)
         file.write_text(text)
     environment = {
@@ -59,15 +57,14 @@ def jupyterlab(folder):
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
     }
     log = folder / "server.log"
-    command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
-        "--LabApp.news_url=", "--expose-app-in-browser", f"--ServerApp.root_dir={folder}",
-    ]  # fmt: skip
+    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", "--expose-app-in-browser"]
+    options += ["--LabApp.news_url=", f"--ServerApp.root_dir={folder}"]
+    command = [sys.executable, "-m", "jupyterlab", *options]
     with log.open("w") as stream:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=stream, stderr=stream)
     try:
-        address = wait_for(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), 60, "JupyterLab's address")[0]
-        yield process, address, browser
+        found = wait_for(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), 60, "JupyterLab's address")
+        yield process, found[0], browser
     finally:
         end(process)
 
@@ -145,7 +142,8 @@ def wait_until_finished(page, cell, seconds):
         if time.monotonic() > end:
             status = page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
             dialogs = page.locator("dialog").all_inner_texts()
-            pytest.fail(f"not finished in {seconds} s; prompt {prompt(cell)}, kernel {status}, {dialogs}:\n{cell.inner_text()}")
+            state = f"prompt {prompt(cell)}, kernel {status}, {dialogs}"
+            pytest.fail(f"not finished in {seconds} s; {state}:\n{cell.inner_text()}")
         page.wait_for_timeout(100)
 
 

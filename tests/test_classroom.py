@@ -12,15 +12,16 @@ import psutil
 import pytest
 from browser import ROOT, chromium, code_cells, end, launched, start_cell, wait_for, wait_until_finished
 
-from labsupport.lesson.claims import VERDICT_MIME
+from labsupport.lesson.claims import SIGNS, VERDICT_MIME
 
-CLASSROOM = ROOT / "labs" / "classroom"
+CLASSROOM = ROOT / "tools" / "classroom"
 LIMIT = "3 GiB"  # what TEACHING.md recommends
 LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
 
 
 def environment(folder, spawner="local"):
-    return {**os.environ, "PYTHONPATH": str(ROOT), "CLASSROOM_SPAWNER": spawner, "CLASSROOM_FOLDER": str(folder), "CLASSROOM_MEMORY": LIMIT}
+    ours = {"CLASSROOM_SPAWNER": spawner, "CLASSROOM_FOLDER": str(folder), "CLASSROOM_MEMORY": LIMIT}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **ours}
 
 
 def hub_command(*more):
@@ -42,10 +43,12 @@ def hub(tmp_path_factory):
     (folder / "learners.txt").write_text("teacher\nada\nbob\n")
     public, hub_port, proxy_port = free_ports(3)
     address = f"http://127.0.0.1:{public}"
-    command = hub_command(f"--JupyterHub.hub_port={hub_port}", f"--ConfigurableHTTPProxy.api_url=http://127.0.0.1:{proxy_port}")
+    proxy = f"--ConfigurableHTTPProxy.api_url=http://127.0.0.1:{proxy_port}"
+    command = hub_command(f"--JupyterHub.hub_port={hub_port}", proxy)
     log = folder / "log"
     with log.open("w") as stream:
-        process = subprocess.Popen(command, cwd=folder, env={**environment(folder), "CLASSROOM_ADDRESS": address}, stdout=stream, stderr=stream)
+        env = {**environment(folder), "CLASSROOM_ADDRESS": address}
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=stream, stderr=stream)
     try:
         wait_for(lambda: "JupyterHub is now running" in log.read_text() or process.poll() is not None, 60, "the hub")
         assert process.poll() is None, log.read_text()
@@ -76,7 +79,9 @@ def learners(hub, browser):
         pages[name] = page
     for name, page in pages.items():
         page.wait_for_url(f"**/user/{name}/lab/tree/course/labs/start_here.ipynb")
-        assert (hub[1] / "homes" / name / "course" / "data" / "claims.toml").exists()
+        course = hub[1] / "homes" / name / "course"
+        assert sorted(path.name for path in course.iterdir()) == ["data", "labs"], "nothing of tools/ is for learners"
+        assert (course / "data" / "claims.toml").exists()
     return pages
 
 
@@ -100,8 +105,9 @@ def output(cell):
 
 def first_run_of_lab_01():
     """The source of lab 01 up to and with its first measured run, as one cell."""
-    cells = [cell.source for cell in nbformat.read(ROOT / "labs" / "01_image_stacking.ipynb", as_version=4).cells if cell.cell_type == "code"]
-    last = next(number for number, source in enumerate(cells) if "= run(" in source)
+    book = nbformat.read(ROOT / "labs" / "01_image_stacking.ipynb", as_version=4)
+    cells = [cell.source for cell in book.cells if cell.cell_type == "code"]
+    last = next(number for number, source in enumerate(cells) if "= lab.run(" in source)
     return "\n".join(cells[: last + 1])
 
 
@@ -157,7 +163,8 @@ def test_learners_reach_their_own_server_and_files_alone(hub, learners):
     assert learners["bob"].goto(f"{address}/user/ada/lab").status == 403
     learners["bob"].goto(f"{address}/user/bob/lab")
 
-    ours, theirs = ROOT / "labs" / LABS[1].name, [folder / "homes" / name / "course" / "labs" / LABS[1].name for name in ("ada", "bob")]
+    ours = ROOT / "labs" / LABS[1].name
+    theirs = [folder / "homes" / name / "course" / "labs" / LABS[1].name for name in ("ada", "bob")]
     committed = ours.read_bytes()
     answer = learners["bob"].evaluate(
         """async path => (await fetch(path, {method: 'DELETE', headers: {'X-XSRFToken': document.cookie.match(/_xsrf=([^;]*)/)[1]}})).status""",
@@ -165,6 +172,13 @@ def test_learners_reach_their_own_server_and_files_alone(hub, learners):
     )
     assert answer == 204
     assert ours.read_bytes() == committed == theirs[0].read_bytes() and not theirs[1].exists()
+
+
+def test_jupyterlab_asks_no_learner_about_news(hub, learners):
+    """Its question would stand over the lab. JupyterLab tells the default that it goes by."""
+    setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
+    answer = learners["bob"].context.request.get(f"{hub[0]}/user/bob/{setting}").json()
+    assert answer["schema"]["properties"]["fetchNews"]["default"] == "false", "set up by `make`: tools/overrides.json"
 
 
 def test_nobody_comes_in_without_the_password_or_the_list(hub, learners, browser):
@@ -185,7 +199,8 @@ def test_all_ends_with_the_hub(hub, learners):
     _, _, process = hub
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     commands = " ".join(word for member in family for word in member.cmdline())
-    assert commands.count("jupyterhub.singleuser") >= 2 and "ipykernel_launcher" in commands and "configurable-http-proxy" in commands
+    assert commands.count("jupyterhub.singleuser") >= 2
+    assert "ipykernel_launcher" in commands and "configurable-http-proxy" in commands
     process.terminate()
     _, left = psutil.wait_procs(family, timeout=60)  # the hub gives each server some seconds to end by itself
     assert not left
@@ -198,30 +213,37 @@ GUIDE = (CLASSROOM / "TEACHING.md").read_text()
 def test_the_guide_says_of_each_lab_what_the_lab_says(path):
     """Minutes from its title table; figure and verdicts from its committed outputs."""
     book = nbformat.read(path, as_version=4)
-    (row,) = [line.split(" | ") for line in GUIDE.splitlines() if line.startswith(f"| [{path.stem[:2]}](../{path.name}) | ")]
+    begin = f"| [{path.stem[:2]}](../../labs/{path.name}) | "
+    (row,) = [line.split(" | ") for line in GUIDE.splitlines() if line.startswith(begin)]
     _, minutes, _, _, recorded, verdicts, _ = row
     title = book.cells[0].source.replace("an hour", "60")
     assert minutes == re.search(r"(\d+) to work through", title)[1]
     outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
-    (measured,) = re.findall(r"No guess was made; measured were ([\d,.]+) MiB", "".join(output.get("text", "") for output in outputs))
+    printed = "".join(output.get("text", "") for output in outputs)
+    (measured,) = re.findall(r"No guess was made; measured were ([\d,.]+) MiB", printed)
     assert float(recorded) == pytest.approx(float(measured.replace(",", "")), rel=0.1), "round the lab's figure again"
     judged = [output["data"][VERDICT_MIME] for output in outputs if VERDICT_MIME in output.get("data", {})]
-    signs = {"holds": "✔", "partly": "◐", "fails": "✘"}
-    assert verdicts == (" ".join(f"{facts['id']} {signs[facts['verdict']]}" for facts in sorted(judged, key=lambda facts: facts["id"])) or "–")
+    signs = sorted(f"{facts['id']} {SIGNS[facts['verdict']]}" for facts in judged)
+    assert verdicts == (" ".join(signs) or "–")
 
 
 def test_the_guides_links_and_its_files_are_there():
     links = re.findall(r"\]\(([^)]+)\)", GUIDE)
     assert len(links) > 30 and not [link for link in links if not (CLASSROOM / link).exists()]
-    for name in ("labs/classroom/Dockerfile", "labs/classroom/jupyterhub_config.py", ".binder", "labs/solutions"):
+    for name in ("tools/classroom/Dockerfile", "tools/classroom/jupyterhub_config.py", ".binder", "labs/solutions"):
         assert name in GUIDE and (ROOT / name).exists()
 
 
 @pytest.mark.parametrize(
     "spawner, names, message",
-    [("kubernetes", "ada", "set it to systemd, docker or local"), ("local", "", "learners.txt is missing or empty: write one login name a line")],
+    [
+        ("kubernetes", "ada", "set it to systemd, docker or local"),
+        ("local", "", "learners.txt is missing or empty: write one login name a line"),
+    ],
 )
 def test_a_hub_that_cannot_start_says_what_to_do(tmp_path, spawner, names, message):
     (tmp_path / "learners.txt").write_text(names)
-    done = subprocess.run(hub_command(), cwd=tmp_path, env=environment(tmp_path, spawner), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        hub_command(), cwd=tmp_path, env=environment(tmp_path, spawner), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode != 0 and message in done.stderr

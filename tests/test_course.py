@@ -27,10 +27,18 @@ def test_an_unsolved_one_says_what_is_missing_and_does_not_stop_the_notebook(gra
     with exercise(2, "use a pipeline"):
         assert None > 1
     with exercise(3, "return something"):
-        assert False
+        raise AssertionError
     assert [facts["passed"] for facts in graded] == [False] * 3
     assert graded[0]["reason"].startswith("the peak is still 2 MiB")  # pytest adds a line of its own
     assert all(facts["reason"] and facts["hint"] for facts in graded)
+
+
+def test_what_an_error_says_is_shown_and_does_nothing(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    with exercise(1, "halve it"):
+        raise ValueError("<b>\ud800\u202e")
+    assert shown[0][EXERCISE_MIME]["reason"] == r"<b>\ud800\u202e" and "<b>\\" not in shown[0]["text/html"]
 
 
 def test_an_interrupt_is_no_wrong_answer(graded):
@@ -47,6 +55,6 @@ def test_scale():
 
 
 def test_every_name_the_labs_may_use_is_there_and_a_wrong_one_lists_them():
-    assert all(callable(getattr(labsupport, name)) for name in labsupport.__all__)
+    assert all(getattr(labsupport, name) is not None for name in labsupport.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'mesure'; it offers .*compare.*run"):
-        labsupport.mesure
+        _ = labsupport.mesure

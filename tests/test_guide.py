@@ -1,4 +1,4 @@
-"""The start page leads from a symptom to the right lab, and builds on nothing that is not there."""
+"""The start page leads from a symptom to the right lab, and builds on nothing that is not there; so does "see lab 07"."""
 
 import re
 from graphlib import TopologicalSorter
@@ -7,23 +7,34 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labsupport.learner.guide import labs, search, table
+from labsupport.learner.guide import search, table
+from labsupport.lesson.catalogue import labs, see_lab
 
 LABS = Path(__file__).parents[1] / "labs"
 
 
 def test_the_saved_start_page_is_up_to_date_and_links_every_lab():
     book = nbformat.read(LABS / "start_here.ipynb", as_version=4)
-    pages = [output["data"]["text/html"] for cell in book.cells for output in cell.get("outputs", []) if "text/html" in output.get("data", {})]
+    pages = [
+        output["data"]["text/html"]
+        for cell in book.cells
+        for output in cell.get("outputs", [])
+        if "text/html" in output.get("data", {})
+    ]
     assert pages[0] == table(""), "labs or data/map.toml have changed: run `make labs NAMES=start_here`"
     assert set(re.findall(r'href="(\w+\.ipynb)"', pages[0])) == {path.name for path in LABS.glob("[0-9]*.ipynb")}
-    assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code"), "committed without having been run"
+    assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code"), (
+        "committed without having been run"
+    )
 
 
 def test_prerequisites_exist_and_come_in_an_order():
     TopologicalSorter({number: lab.needs for number, lab in labs().items()}).prepare()  # raises CycleError
     assert all(set(lab.needs) <= labs().keys() for lab in labs().values())
-    assert all(lab.symptom and lab.title and lab.time and len(lab.exercises) >= 2 and len(lab.symptoms) >= 2 for lab in labs().values())
+    assert all(
+        lab.symptom and lab.title and lab.time and len(lab.exercises) >= 2 and len(lab.symptoms) >= 2
+        for lab in labs().values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,3 +61,13 @@ def test_a_symptom_leads_to_its_lab(typed, number):
 def test_without_words_all_labs_and_for_nonsense_none():
     assert [lab.number for lab, _ in search(" 12 ")] == list(labs())
     assert search("xyzzy") == []
+
+
+def test_see_lab_tells_the_title_and_the_file_where_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(LABS.parent)
+    assert see_lab("07") == 'see lab 07, "What leaks over epochs" (labs/07_leaks_over_epochs.ipynb)'
+    assert see_lab("04", "05", "12").endswith("(labs/04_batch_size.ipynb); also 05, 12")
+    monkeypatch.chdir(tmp_path)
+    assert see_lab("07").endswith(f"({LABS / '07_leaks_over_epochs.ipynb'})")
+    with pytest.raises(KeyError):
+        see_lab("07", "99")

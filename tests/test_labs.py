@@ -1,6 +1,7 @@
 """The labs as they are committed, and their solutions as they run. The labs themselves are run by nbval."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,13 @@ SECTIONS = ["Predict", "Failure", "Fix", "Side by side", "Explain", "Verdict", "
 # Folders of one machine; "/tmp/" alone may be advice to a reader.
 PRIVATE = re.compile(r"(?<![\w.:/-])/(?:work|root|home)/|/tmp/(?:ipykernel|labsupport|pytest)")
 for_each_lab = pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+
+
+def tracked(folder):
+    """The files of a folder that git knows, by their path in the repository."""
+    command = ["git", "ls-files", "-z", "--", folder]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [name for name in names if name]
 
 
 def outputs(book, mime):
@@ -43,22 +51,40 @@ def test_every_claim_is_judged_by_one_lab():
 
 
 def test_sources_notebooks_and_solutions_are_in_step():
-    done = subprocess.run([sys.executable, ROOT / "labs" / "build.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "tools" / "build.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    stems = {path.stem for path in (ROOT / "labs" / "source").glob("[0-9]*.py")}
-    assert stems == {path.stem for path in LABS} == {path.stem for path in (ROOT / "labs" / "solutions").glob("*.ipynb")}
+    stems = {path.stem for path in (ROOT / "tools" / "source").glob("[0-9]*.py")}
+    solved = {path.stem for path in (ROOT / "labs" / "solutions").glob("*.ipynb")}
+    assert stems == {path.stem for path in LABS} == solved
+
+
+def test_a_learner_finds_only_what_a_learner_opens():
+    """labs/ holds notebooks, their solutions and pictures, and is what the classroom copies."""
+    for path in tracked("labs"):
+        folder, name = Path(path).parts[1:-1], Path(path).name
+        allowed = {(): r"(start_here|\d\d_\w+)\.ipynb", ("solutions",): r"\d\d_\w+\.ipynb", ("images",): r"\w+\.png"}
+        assert folder in allowed and re.fullmatch(allowed[folder], name), f"{path} does not belong there"
 
 
 def test_a_drifted_notebook_is_noticed(tmp_path):
-    """--check on a copy in which one word of a source has changed."""
-    folder = tmp_path / "labs"
-    (folder / "source").mkdir(parents=True)
-    (folder / "build.py").write_text((ROOT / "labs" / "build.py").read_text())
-    source = (ROOT / "labs" / "source" / f"{LABS[0].stem}.py").read_text()
-    (folder / "source" / f"{LABS[0].stem}.py").write_text(source.replace("Symptom", "Sign", 1))
-    (folder / LABS[0].name).write_text(LABS[0].read_text())
-    done = subprocess.run([sys.executable, folder / "build.py", "--check"], capture_output=True, text=True)
-    assert done.returncode != 0 and LABS[0].name in done.stderr and "run `make labs`" in done.stderr
+    """--check on a copy in which one word of a source has changed, and with it the catalogue."""
+    source = f"tools/source/{LABS[0].stem}.py"
+    for name in ("tools/build.py", source, f"labs/{LABS[0].name}", f"labs/solutions/{LABS[0].name}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "data").mkdir()
+
+    def build(*options):
+        return subprocess.run([sys.executable, tmp_path / "tools/build.py", *options], capture_output=True, text=True)
+
+    assert build().returncode == 0 and build("--check").returncode == 0, "after it has been written all is in step"
+    (tmp_path / source).write_text((ROOT / source).read_text().replace("minute", "hour", 1))
+    done = build("--check")
+    assert (
+        done.returncode != 0
+        and f"data/labs.json, labs/{LABS[0].name}" in done.stderr
+        and "run `make labs`" in done.stderr
+    )
 
 
 @for_each_lab
@@ -108,9 +134,8 @@ def test_solution_passes_with_other_parameters(path, tmp_path):
 
 
 def test_no_tracked_text_names_a_folder_of_one_machine():
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     found = []
-    for name in filter(None, names):
+    for name in tracked("."):
         try:
             match = PRIVATE.search((ROOT / name).read_text())
         except (UnicodeDecodeError, FileNotFoundError):  # a picture, or deleted and not yet committed

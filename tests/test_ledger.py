@@ -13,11 +13,12 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labsupport import exercise, verdict
 from labsupport.learner import standing
-from labsupport.lesson import ledger
+from labsupport.learner.tally import first_guesses, tendency
+from labsupport.lesson import claims, ledger
+from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import VerdictError
-from labsupport.learner.guide import labs
-from labsupport.lesson.ledger import current_lab, entries, record
 from labsupport.lesson.guessing import Guess
+from labsupport.lesson.ledger import LedgerError, current_lab, entries, record
 
 LAB = "labs/01_image_stacking.ipynb"
 GUESS = "from labsupport import guess\nprint(guess('How much?', 50.0).against(100.0))"
@@ -32,13 +33,15 @@ def file(tmp_path, monkeypatch):
     return path
 
 
-def test_guess_exercise_and_verdict_land_in_the_ledger(file):
+def test_guess_exercise_and_verdict_land_in_the_ledger(file, monkeypatch):
+    claim = {"claim": "It helps.", "because": "so", "flips": "never", "unit": "MiB", "tests": {"less": "fix < 2"}}
+    monkeypatch.setattr(claims, "claims", lambda: {"C01": claim})
     Guess("How much?", 50.0).against(100.0)
     with exercise(2, "a hint"):
-        assert False
-    verdict("C01", "holds", figures={"fix": 1, "ok": True}, tests={"less": "fix < 2"}, because="so", flips="never")
+        raise AssertionError
+    verdict("C01", "holds", fix=1, ok=True)
     with pytest.raises(VerdictError):  # on this machine the claim came out otherwise: that is worth comparing
-        verdict("C01", "holds", figures={"fix": 3}, tests={"less": "fix < 2"}, because="so", flips="never")
+        verdict("C01", "holds", fix=3)
     kept, damaged = entries()
     own = [{k: v for k, v in entry.items() if k not in ("time", "lab", "machine", "kind")} for entry in kept]
     assert own == [
@@ -77,8 +80,11 @@ def test_a_guess_in_a_real_kernel_is_kept_and_one_of_a_tool_started_there_is_not
     inner = f"import papermill; book = papermill.execute_notebook({str(notebook)!r}, None, progress_bar=False); print(book.cells[0].outputs)"
     with jupyter_client.run_kernel(kernel_name="python3", env={**os.environ, "JPY_SESSION_NAME": LAB}) as client:
         said = []
-        hook = lambda message: said.append(message["content"].get("text", ""))  # noqa: E731
-        for code in (GUESS, f"import sys, subprocess\nprint(subprocess.run([sys.executable, '-c', {inner!r}], capture_output=True, text=True))"):
+        hook = lambda message: said.append(message["content"].get("text", ""))
+        for code in (
+            GUESS,
+            f"import sys, subprocess\nprint(subprocess.run([sys.executable, '-c', {inner!r}], capture_output=True, text=True))",
+        ):
             assert client.execute_interactive(code, output_hook=hook, timeout=60)["content"]["status"] == "ok"
     assert "You guessed 50 MiB" in "".join(said) and "You guessed 7 MiB" in "".join(said), said
     assert [(entry["lab"], entry["guess_mib"]) for entry in entries()[0]] == [("01_image_stacking", 50.0)]
@@ -87,7 +93,11 @@ def test_a_guess_in_a_real_kernel_is_kept_and_one_of_a_tool_started_there_is_not
 def test_two_kernels_that_write_at_once_lose_nothing(file):
     def write(number):
         code = f"from labsupport.lesson.ledger import record\nfor i in range(300): record('exercise', number={number} * 1000 + i, passed=True)"
-        return subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "JPY_SESSION_NAME": f"labs/0{number}_lab.ipynb"})
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            env={**os.environ, "JPY_SESSION_NAME": f"labs/0{number}_lab.ipynb"},
+        )
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(write, (1, 2)))
@@ -99,7 +109,9 @@ def test_two_kernels_that_write_at_once_lose_nothing(file):
 def test_a_damaged_line_costs_no_other(file):
     record("exercise", number=1, passed=True)
     with file.open("ab") as stream:
-        stream.write(b'not json\n\xff\xfe\n["no entry"]\n{"kind": "exercise", "number": 1}\n{"time": "2025-01-01T00:00:00+00:00", "la')
+        stream.write(
+            b'not json\n\xff\xfe\n["no entry"]\n{"kind": "exercise", "number": 1}\n{"time": "2025-01-01T00:00:00+00:00", "la'
+        )
     record("exercise", number=2, passed=True)  # the line before it has no end
     kept, damaged = entries()
     assert [entry["number"] for entry in kept] == [1, 2] and damaged == 5
@@ -107,7 +119,7 @@ def test_a_damaged_line_costs_no_other(file):
 
 
 def test_what_cannot_be_written_is_said_once_and_the_lab_goes_on(file, monkeypatch, capsys):
-    ledger._say_once.cache_clear()
+    ledger.say_once.cache_clear()
     file.parent.write_text("a file where the folder should be; root may write into a read-only folder")
     with exercise(1, "a hint"):
         pass
@@ -126,8 +138,47 @@ def test_what_cannot_be_written_is_said_once_and_the_lab_goes_on(file, monkeypat
     assert [entry["number"] for entry in kept] == [2] and damaged == 1
 
 
+@pytest.fixture
+def special(tmp_path):
+    """Files that are none: with no end, with no room, and one that waits for somebody to write."""
+    os.mkfifo(tmp_path / "fifo")
+    return ["/dev/zero", "/dev/full", str(tmp_path / "fifo"), str(tmp_path)]
+
+
+def test_what_is_no_ordinary_file_is_refused_at_once(file, special, monkeypatch, capsys):
+    for path in special:
+        monkeypatch.setenv("LABSUPPORT_LEDGER", path)
+        with pytest.raises(LedgerError, match="name an ordinary file"):
+            entries()
+        assert "Nothing can be shown" in str(standing.progress())
+        ledger.say_once.cache_clear()
+        record("exercise", number=1, passed=True)
+        assert "Your progress is not kept" in capsys.readouterr().out
+
+
+def test_a_ledger_is_read_with_a_bound(file, monkeypatch):
+    record("exercise", number=1, passed=True)
+    monkeypatch.setattr(ledger, "LARGEST", file.stat().st_size)
+    assert len(entries()[0]) == 1
+    record("exercise", number=2, passed=True)
+    with pytest.raises(LedgerError, match="too large to be a ledger"):
+        entries()
+
+
+def test_without_a_home_folder_it_is_said_once(file, monkeypatch, capsys):
+    ledger.say_once.cache_clear()
+    monkeypatch.delenv("LABSUPPORT_LEDGER")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without HOME and without an account
+    with pytest.raises(LedgerError, match="set LABSUPPORT_LEDGER to a file"):
+        entries()
+    for number in (1, 2):
+        record("exercise", number=number, passed=True)
+    assert capsys.readouterr().out.count("Your progress is not kept: it is not known where") == 1
+    assert "Nothing can be shown: it is not known where" in str(standing.progress())
+
+
 def test_a_read_only_folder(file, capsys):
-    ledger._say_once.cache_clear()
+    ledger.say_once.cache_clear()
     file.parent.mkdir(mode=0o500)
     if os.access(file.parent, os.W_OK):
         pytest.skip("this user may write into a read-only folder, as root does")
@@ -148,8 +199,16 @@ def guess_in(number, guess, measured=100.0):
 
 
 def test_the_first_guess_counts_and_one_after_the_answer_is_marked():
-    kept = [guess_in("01", 10.0), guess_in("01", 100.0), guess_in("02", 0.0), guess_in("02", 99.0), guess_in("03", 5.0, None), guess_in("04", -1.0), {**guess_in("05", 9.0), "lab": "05_my_own"}]
-    assert [(g.lab, g.factor, g.late) for g in standing.first_guesses(kept)] == [("01", 0.1, False), ("02", 0.99, True)]
+    kept = [
+        guess_in("01", 10.0),
+        guess_in("01", 100.0),
+        guess_in("02", 0.0),
+        guess_in("02", 99.0),
+        guess_in("03", 5.0, None),
+        guess_in("04", -1.0),
+        {**guess_in("05", 9.0), "lab": "05_my_own"},
+    ]
+    assert [(g.lab, g.factor, g.late) for g in first_guesses(kept)] == [("01", 0.1, False), ("02", 0.99, True)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +221,7 @@ def test_the_first_guess_counts_and_one_after_the_answer_is_marked():
     ],
 )
 def test_the_tendency_is_told_as_it_is(guesses, words):
-    assert words in standing.tendency(standing.first_guesses([guess_in(f"{i:02}", float(g)) for i, g in enumerate(guesses)]))
+    assert words in tendency(first_guesses([guess_in(f"{i:02}", float(g)) for i, g in enumerate(guesses)]))
 
 
 def test_the_tests_themselves_write_to_no_ledger():

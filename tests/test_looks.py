@@ -13,41 +13,46 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser import ROOT, THEMES, finished, open_notebook, open_page, run_cells_above, set_theme, wait_for
 from colorspacious import cspace_convert, deltaE
+
+from labsupport.showing.palette import COLOURS, LINES, style
+from labsupport.showing.words import bundle, describe
+
+sys.path.append(str(ROOT / "tools"))
+from build import without_markup
 from looks import WIDTHS
-
-from labsupport.showing.picture import COLOURS, LINES, bundle, describe, style
-
-sys.path.append(str(ROOT / "labs"))
-from build import without_markup  # noqa: E402
 
 SHOWN = ["02_arrays_into_datasets", "12_shapes_and_layers"]  # many verdicts, wide tables, long labels
 SAMPLER = [
     """
     import matplotlib.pyplot as plt
-    from labsupport import compare, exercise, explore, guess, predicted_vs_measured, run, untestable, verdict
+    import labsupport as lab
     from labsupport.ground.budget import MIB
-    from labsupport.showing.live import NotebookPlot
-    from labsupport.showing.picture import describe_plots
     from labsupport.ground.result import ArmError, ArmResult
+    from labsupport.lesson import claims
+    from labsupport.showing.live import NotebookPlot
+    from labsupport.showing.palette import FIGURES
+    from labsupport.showing.words import describe_plots
+    plt.rcParams.update(FIGURES)
     describe_plots()
     """,
-    """my_guess = guess("Peak memory of loading every image and stacking them into one tensor?")""",
+    """my_guess = lab.guess("Peak memory of loading every image and stacking them into one tensor?")""",
     """
     def needs(images=400, share=0.5, dtype="float32"):
         print(f"{images} images of {dtype}: {images * share:.1f} MiB " + "and a long line of words behind " * 5)
 
-    explore(needs, images=(8, 1000, 8), share=(0.0, 1.0), dtype=["float32", "uint8"])
+    lab.explore(needs, images=(8, 1000, 8), share=(0.0, 1.0), dtype=["float32", "uint8"])
     """,
     """
     print(my_guess.against(200.0))
-    with exercise(1, "halve it"):
+    with lab.exercise(1, "halve it"):
         assert 1 < 2
-    with exercise(2, "Cast inside the mapped function with tf.cast(image, tf.uint8), then cache(), then batch; cast back."):
+    with lab.exercise(2, "Cast inside the mapped function with tf.cast(image, tf.uint8), then cache(), then batch; cast back."):
         assert 2 < 1, "the peak is still 2 MiB"
-    for claim, value in (("C01", 3), ("C02", 2), ("C03", 1)):
-        verdict(claim, {3: "holds", 2: "partly", 1: "fails"}[value], figures={"a_long_name_of_a_figure": value, "b": "text"},
-                tests={"the first": "a_long_name_of_a_figure > 1", "the second": "a_long_name_of_a_figure > 2"}, because="So it is.", flips="Never.")
-    untestable("C04", reason="there is no GPU", command="make labs")
+    words = {"claim": "It helps.", "because": "So it is.", "flips": "Never.", "unit": "MiB"}
+    words["tests"] = {"the first": "a_long_name_of_a_figure > 1", "the second": "a_long_name_of_a_figure > 2"}
+    claims.claims = lambda: {"C01": words}
+    for value, expected in ((3, "holds"), (2, "partly"), (1, "fails"), (None, "not testable here")):
+        lab.verdict("C01", expected, a_long_name_of_a_figure=value, b="text")
     """,
     """
     def arm(label, peak, error=None):
@@ -59,8 +64,8 @@ SAMPLER = [
     died = arm("an eager stack of all images", 200, ArmError("oom", "no room " * 30, [("Cell In[1]", 1, "x = " + "f(" * 60)], "a traceback", "a log " * 99))
     NotebookPlot(quiet=False).finish(died)
     """,
-    "compare(arm('a list of images', 400), died, arm('tf.data', 25))",
-    "predicted_vs_measured(a_list=(400, 401), nothing=(1, None))",
+    "lab.compare(arm('a list of images', 400), died, arm('tf.data', 25))",
+    "lab.predicted_vs_measured(a_list=(400, 401), nothing=(1, None))",
     "plt.plot([1, 2], [3, 4], label='growth')\nplt.show()",
     """
     def endless():
@@ -68,7 +73,7 @@ SAMPLER = [
         while True:
             time.sleep(0.1)
 
-    run(endless, budget="256 MiB")
+    lab.run(endless, budget="256 MiB")
     """,
 ]
 
@@ -79,7 +84,9 @@ def course(tmp_path_factory):
     (folder / "labs").mkdir()
     for name in SHOWN:
         shutil.copy(ROOT / "labs" / f"{name}.ipynb", folder / "labs")
-    sampler = nbformat.v4.new_notebook(metadata=nbformat.read(ROOT / "labs" / f"{SHOWN[0]}.ipynb", as_version=4).metadata)
+    sampler = nbformat.v4.new_notebook(
+        metadata=nbformat.read(ROOT / "labs" / f"{SHOWN[0]}.ipynb", as_version=4).metadata
+    )
     sampler.cells = [nbformat.v4.new_code_cell(textwrap.dedent(source).strip()) for source in SAMPLER]
     nbformat.write(sampler, folder / "labs" / "sampler.ipynb")
     return folder
@@ -93,13 +100,18 @@ def page(server):
 
 def axe(page, **more):
     """What axe-core finds wrong in the outputs of the open notebook, one line each."""
-    page.add_style_tag(content="body { height: 100vh }")  # JupyterLab's body has none, and axe takes all text for hidden
+    # JupyterLab's body has no height, and axe takes all text for hidden.
+    page.add_style_tag(content="body { height: 100vh }")
     # Not ours: the handle of a slider has no name in ipywidgets, which is why explore() has a named number box of the same
     # value beside it; and the table of Keras' model.summary() comes in colours of its own, in a box that only a mouse scrolls.
     context = {"include": [".jp-Notebook .jp-OutputArea-output"], "exclude": [".noUi-handle", "pre[style*='Menlo']"]}
     found = Axe().run(page, context, {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], **more}).response
     assert "color-contrast" in {rule["id"] for rule in found["passes"]}
-    return [f"{rule['id']}: {node['html'][:300]} {node['failureSummary']}" for rule in found["violations"] for node in rule["nodes"]]
+    return [
+        f"{rule['id']}: {node['html'][:300]} {node['failureSummary']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
 
 
 def too_wide(page):
@@ -118,7 +130,8 @@ def too_wide(page):
 
 def each_width(page):
     for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 5000})  # the whole sampler: axe judges colours on the screen only
+        # As high as the whole sampler: axe judges colours on the screen only.
+        page.set_viewport_size({"width": width, "height": 5000})
         page.wait_for_timeout(300)  # laid out anew
         yield width
 
@@ -155,7 +168,9 @@ def test_keys_alone_make_a_guess_and_move_a_slider(sampler, page):
     answer = sampler.nth(2).locator("pre").last
     assert answer.inner_text().startswith("400 images of float32: 200.0 MiB")
     page.keyboard.press("ArrowRight")
-    wait_for(lambda: answer.inner_text().startswith("408 images of float32: 204.0 MiB"), 10, "the answer to a moved slider")
+    wait_for(
+        lambda: answer.inner_text().startswith("408 images of float32: 204.0 MiB"), 10, "the answer to a moved slider"
+    )
     named = sampler.nth(2).get_by_label("images", exact=True)
     assert (named.input_value(), slider.get_attribute("aria-valuetext")) == ("408", "408")
     tab_to(page, "select")
@@ -201,7 +216,9 @@ def test_committed_labs_fit_and_are_legible(page, server, course, name):
     for theme in THEMES:
         set_theme(page, theme)
         assert [too_wide(page) for _ in each_width(page)] == [[], []], theme
-        page.locator(".jp-OutputArea-output div[style*='border-left']").last.evaluate("box => box.scrollIntoView({block: 'end'})")
+        page.locator(".jp-OutputArea-output div[style*='border-left']").last.evaluate(
+            "box => box.scrollIntoView({block: 'end'})"
+        )
         # JupyterLab ignores the alt of a bare PNG; see bundle().
         assert not axe(page, rules={"image-alt": {"enabled": False}}), theme
 
@@ -213,17 +230,21 @@ def test_committed_pictures_have_words_and_no_second_copy():
                 if "image/png" in output.get("data", {}):
                     alt = output.metadata["image/png"]["alt"]
                     assert len(alt) > 40 and re.search(r"\d", alt), f"{path.name} {cell.id}: {alt!r} tells nothing"
-                    assert "text/html" not in output["data"], f"{path.name} {cell.id}: run `make labs`, which leaves the copy out"
+                    assert "text/html" not in output["data"], (
+                        f"{path.name} {cell.id}: run `make labs`, which leaves the copy out"
+                    )
 
 
 def test_a_picture_comes_with_its_words_and_is_committed_without_its_copy():
     figure, axes = plt.subplots()
     axes.plot([1, 2], [3, 4])
     data, metadata = bundle(figure, 'a <b> & "c"')
-    assert 'alt="a &lt;b&gt; &amp; &quot;c&quot;"' in data["text/html"] and data["image/png"] in data["text/html"]
+    assert 'alt="a &lt;b&gt; &amp; &#34;c&#34;"' in data["text/html"] and data["image/png"] in data["text/html"]
     assert metadata["image/png"]["alt"] == data["text/plain"] == 'a <b> & "c"'
     table = nbformat.v4.new_output("display_data", {"text/html": "<table>"})
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", data), table])])
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", data), table])]
+    )
     without_markup(book)
     assert [sorted(output["data"]) for output in book.cells[0].outputs] == [["image/png", "text/plain"], ["text/html"]]
 
@@ -262,9 +283,18 @@ def test_a_plot_of_bars_names_every_bar_and_the_largest():
             axes.barh(row, row + 1, left=2, color="blue", label="slots" if row == 0 else None)
         axes.set_yticks([0, 1], ["predicted", "measured"])
 
-    assert words(grouped) == "Plot. MiB; forward: loop = 1, stack: unavailable; training: loop = 2, stack: unavailable; largest: training, loop"
-    assert words(stacked) == "Plot. weights: predicted = 2, measured = 2; slots: predicted = 1, measured = 2; largest: weights, predicted"
-    assert words(lambda axes: (axes.barh(0, 4), axes.barh(0, 3, left=4, hatch="/"), axes.set_yticks([]))) == "Plot. 0 to 4; hatched: 4 to 7"
+    assert (
+        words(grouped)
+        == "Plot. MiB; forward: loop = 1, stack: unavailable; training: loop = 2, stack: unavailable; largest: training, loop"
+    )
+    assert (
+        words(stacked)
+        == "Plot. weights: predicted = 2, measured = 2; slots: predicted = 1, measured = 2; largest: weights, predicted"
+    )
+    assert (
+        words(lambda axes: (axes.barh(0, 4), axes.barh(0, 3, left=4, hatch="/"), axes.set_yticks([])))
+        == "Plot. 0 to 4; hatched: 4 to 7"
+    )
 
 
 def test_an_empty_figure_does_not_stop_a_lab():
@@ -276,7 +306,11 @@ def test_arms_stay_apart_for_colour_blind_eyes(blindness):
     """Machado et al. 2009 at full severity; in CAM02-UCS a difference of 1 is just seen, and lines need about ten times that."""
     rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS])
     seen = np.clip(cspace_convert(rgb, {"name": "sRGB1+CVD", "cvd_type": blindness, "severity": 100}, "sRGB1"), 0, 1)
-    near = [(COLOURS[i], COLOURS[j]) for i, j in itertools.combinations(range(len(COLOURS)), 2) if deltaE(seen[i], seen[j], input_space="sRGB1") < 10]
+    near = [
+        (COLOURS[i], COLOURS[j])
+        for i, j in itertools.combinations(range(len(COLOURS)), 2)
+        if deltaE(seen[i], seen[j], input_space="sRGB1") < 10
+    ]
     assert not near
 
 

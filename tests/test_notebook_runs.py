@@ -31,10 +31,9 @@ def notebook(tmp_path):
 
 def by_nbval(path, *more):
     """pytest's output and seconds for one notebook, with this folder's conftest."""
-    command = [
-        sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env",
-        "--nbval-cell-timeout=120", "-c", "/dev/null", "--rootdir", str(path.parent), *more, str(path),
-    ]  # fmt: skip
+    options = ["-p", "conftest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(path.parent)]
+    options += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120"]
+    command = [sys.executable, "-m", "pytest", *options, *more, str(path)]
     began = time.monotonic()
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=120)
     return done, time.monotonic() - began
@@ -79,7 +78,9 @@ def test_nbval_fails_where_an_unsolved_exercise_passes_or_does_not_help(notebook
     book = nbformat.read(path, as_version=4)
     for number, cell in enumerate(book.cells[1:], 1):
         cell.execution_count = number
-        cell.outputs = [nbformat.v4.new_output("display_data", {"application/vnd.labsupport.exercise+json": {"number": number}})]
+        cell.outputs = [
+            nbformat.v4.new_output("display_data", {"application/vnd.labsupport.exercise+json": {"number": number}})
+        ]
     nbformat.write(book, path)
     done, _ = by_nbval(path)
     assert "2 failed, 2 passed" in done.stdout, done.stdout

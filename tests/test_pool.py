@@ -3,29 +3,63 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from labsupport.lesson import ledger
 from labsupport.__main__ import main
 from labsupport.learner.exchange import EXPORT, VERSION, gather
 from labsupport.learner.pool import pool
+from labsupport.lesson import ledger
+from labsupport.showing.plain import plain
 
-NASTY = "<script>alert(1)</script>\"'&$x^{\ud800"
+NASTY = "<script>alert(1)</script>\"'&$x^{\ud800\u202e{{ 7*7 }}"
 
 
 def participant(name, guess=50.0, verdict="holds", cores=4, minute=0):
-    common = {"lab": "01_image_stacking", "machine": {"cores": cores, "memory_mib": 8000, "tensorflow": "2.21.0", "python": "3.12", "platform": f"Linux {NASTY}"}}
+    common = {
+        "lab": "01_image_stacking",
+        "machine": {
+            "cores": cores,
+            "memory_mib": 8000,
+            "tensorflow": "2.21.0",
+            "python": "3.12",
+            "platform": f"Linux {NASTY}",
+        },
+    }
     stamp = iter(f"2025-01-01T00:{minute:02}:{second:02}+00:00" for second in range(9))
     return {
         EXPORT: VERSION,
         "participant": name,
         "entries": [
-            {"time": next(stamp), "kind": "guess", "question": NASTY, "guess_mib": guess, "measured_mib": 100.0, **common},
+            {
+                "time": next(stamp),
+                "kind": "guess",
+                "question": NASTY,
+                "guess_mib": guess,
+                "measured_mib": 100.0,
+                **common,
+            },
             {"time": next(stamp), "kind": "exercise", "number": 1, "passed": True, **common},
             {"time": next(stamp), "kind": "exercise", "number": 2, "passed": False, **common},
-            {"time": next(stamp), "kind": "verdict", "id": "C01", "verdict": verdict, "figures": {NASTY: 1.0}, "unit": NASTY, **common},
-            {"time": next(stamp), "kind": "verdict", "id": NASTY, "verdict": NASTY, "figures": {}, "unit": "", **{**common, "lab": NASTY}},
+            {
+                "time": next(stamp),
+                "kind": "verdict",
+                "id": "C01",
+                "verdict": verdict,
+                "figures": {NASTY: 1.0},
+                "unit": NASTY,
+                **common,
+            },
+            {
+                "time": next(stamp),
+                "kind": "verdict",
+                "id": NASTY,
+                "verdict": NASTY,
+                "figures": {},
+                "unit": "",
+                **{**common, "lab": NASTY},
+            },
         ],
     }
 
@@ -58,23 +92,50 @@ class Tags(HTMLParser):
 
 
 def test_a_class_in_one_page_that_asks_nothing_of_the_network(write):
-    people = [participant(NASTY, 50.0, "holds", 4, 0), participant("blue", 400.0, "fails", 8, 1), participant("red", 100.0, "holds", 8, 2)]
+    people = [
+        participant(NASTY, 50.0, "holds", 4, 0),
+        participant("blue", 400.0, "fails", 8, 1),
+        participant("red", 100.0, "holds", 8, 2),
+    ]
     page, problems = pool([write(f"{i}.json", person) for i, person in enumerate(people)])
     assert problems == []
-    pool([write("far.json", {**people[0], "entries": [{**people[0]["entries"][0], "guess_mib": guess} for guess in (10**400, float("nan"), 1e8)]})])
+    pool(
+        [
+            write(
+                "far.json",
+                {
+                    **people[0],
+                    "entries": [
+                        {**people[0]["entries"][0], "guess_mib": guess} for guess in (10**400, float("nan"), 1e8)
+                    ],
+                },
+            )
+        ]
+    )
     tags = Tags(page)
-    assert "script" not in [tag for tag, _ in tags.found] and NASTY in tags.text
-    assert all(value.startswith("data:") for _, given in tags.found for name, value in given.items() if name in ("src", "srcset", "href"))
+    assert "script" not in [tag for tag, _ in tags.found] and plain(NASTY) in tags.text
+    page.encode()  # no surrogate is left
+    assert all(
+        value.startswith("data:")
+        for _, given in tags.found
+        for name, value in given.items()
+        if name in ("src", "srcset", "href")
+    )
     assert all("lab 01: 3 guesses, 0.5 to 4 times" in given["alt"] for tag, given in tags.found if tag == "img")
     row = next(row for row in re.findall(r"<tr>.*?</tr>", page) if "<td>C01<" in row)
-    assert "≠" in row and ">holds<" in row and "fails (1), holds (1)" in row  # the first machine; the second, with two people
+    assert (
+        "≠" in row and ">holds<" in row and "fails (1), holds (1)" in row
+    )  # the first machine; the second, with two people
     assert "<td>3</td><td>3</td><td>0</td>" in page, "visited by three, exercise 1 passed by three, exercise 2 by none"
     assert "prefers-color-scheme: dark" in page
 
 
 def test_bad_files_are_named_with_a_cure_and_the_others_pool(write, tmp_path):
     good = participant("blue")
-    more = {**participant("green", minute=1), "entries": participant("green", minute=1)["entries"] + participant("", minute=2)["entries"]}
+    more = {
+        **participant("green", minute=1),
+        "entries": participant("green", minute=1)["entries"] + participant("", minute=2)["entries"],
+    }
     bad = {
         "cut short": write("cut.json", json.dumps(good)[:300]),
         "is no export": write("other.json", {"cells": []}),
@@ -82,14 +143,20 @@ def test_bad_files_are_named_with_a_cure_and_the_others_pool(write, tmp_path):
         "changed by hand": write("hand.json", {**good, "entries": [{"kind": "guess"}]}),
         "cannot be read": tmp_path / "missing.json",
         "deep": write("deep.json", "[" * 100_000),
+        "name an ordinary file": Path("/dev/zero"),
         "by the same participant": write("again.json", {**good, "participant": "participant-123456"}),
         "two people": write("namesake.json", participant("green", minute=3)),
     }  # fmt: skip
     people, problems = gather([write("good.json", good), *bad.values(), write("green.json", more)])
-    assert [person.name for person in people] == ["blue", "green"] and len(people[1].entries) == 10, "of two the one with more entries"
+    assert [person.name for person in people] == ["blue", "green"] and len(people[1].entries) == 10, (
+        "of two the one with more entries"
+    )
     assert len(problems) == len(bad)
     for words, path in bad.items():
-        assert any(path.name in problem and (words in problem or words == "deep") for problem in problems), (words, problems)
+        assert any(path.name in problem and (words in problem or words == "deep") for problem in problems), (
+            words,
+            problems,
+        )
 
 
 def test_export_and_pool_from_the_command_line(tmp_path, monkeypatch, capsys):

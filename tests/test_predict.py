@@ -2,7 +2,7 @@
 
 import pytest
 
-from labsupport import phase, predict_step, predicted_vs_measured, reading, run, tensor_mib
+from labsupport import measure, phase, predict_step, predicted_vs_measured, reading, tensor_mib
 from labsupport.lesson.guessing import Guess
 
 
@@ -18,7 +18,10 @@ def step(kind):
     import tensorflow as tf
 
     layers, models = tf.keras.layers, {}
-    models["dense"] = [layers.Input([1024]), layers.Dense(2048, "relu"), layers.Dense(2048, "relu"), layers.Dense(512)], 4096
+    models["dense"] = (
+        [layers.Input([1024]), layers.Dense(2048, "relu"), layers.Dense(2048, "relu"), layers.Dense(512)],
+        4096,
+    )
     models["conv"] = [
         layers.Input([64, 64, 3]), layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
         layers.Conv2D(64, 3, padding="same", activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10),
@@ -56,13 +59,15 @@ def step(kind):
 
 @pytest.mark.parametrize("kind", ["dense", "conv"])
 def test_a_step_is_predicted(kind):
-    result = run(step, kind, budget="4 GiB").need()
+    result = measure(step, kind, budget="4 GiB")
     state, predicted = result.value
     # The absolute margin is for counters, learning rate and random seeds beside a small model.
-    assert predicted["graph"]["weights"] + predicted["graph"]["optimizer slots"] == pytest.approx(state, rel=0.05, abs=0.1)
+    assert predicted["graph"]["weights"] + predicted["graph"]["optimizer slots"] == pytest.approx(
+        state, rel=0.05, abs=0.1
+    )
     for measured in result.phases:
         total = sum(predicted[measured.name].values())
-        assert total == pytest.approx(measured.peak / 2**20, rel=0.2), f"{measured.name}: {predicted[measured.name]}"
+        assert total == pytest.approx(measured.peak_mib, rel=0.2), f"{measured.name}: {predicted[measured.name]}"
 
 
 def test_optimizer_slots_are_exact_multiples_of_the_weights():
@@ -78,7 +83,9 @@ def test_optimizer_slots_are_exact_multiples_of_the_weights():
         }  # fmt: skip
         found, measured = {}, {}
         for name, make in makers.items():
-            model = tf.keras.Sequential([tf.keras.layers.Input([512]), tf.keras.layers.Dense(2048, use_bias=False)])  # 4 MiB
+            model = tf.keras.Sequential(
+                [tf.keras.layers.Input([512]), tf.keras.layers.Dense(2048, use_bias=False)]
+            )  # 4 MiB
             optimizer = make()
             before = reading().tensors_mib
             optimizer.build(model.trainable_variables)
@@ -87,7 +94,7 @@ def test_optimizer_slots_are_exact_multiples_of_the_weights():
             found[name] = sum(v.numpy().nbytes for v in shaped) / model.weights[0].numpy().nbytes
         return SLOTS, found, measured
 
-    known, found, measured = run(slots, budget="2 GiB").need().value
+    known, found, measured = measure(slots, budget="2 GiB").value
     assert found == known
     assert measured == pytest.approx({name: 4 * multiple for name, multiple in known.items()}, abs=0.01)
 
@@ -113,6 +120,9 @@ def test_predicted_against_measured():
 
 
 def test_a_guess_is_set_beside_the_measurement():
-    assert Guess("How much?", 50.0).against(100.0) == "You guessed 50 MiB; measured were 100.0 MiB: the guess is 0.50 × that."
+    assert (
+        Guess("How much?", 50.0).against(100.0)
+        == "You guessed 50 MiB; measured were 100.0 MiB: the guess is 0.50 × that."
+    )
     assert Guess("How much?", 0.0).against(100.0).startswith("No guess was made")
     assert Guess("How much?", 50.0).against(None).endswith("unavailable here.")

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 
-from labsupport.showing import live, running
+from labsupport import expect_finished, run
 from labsupport.ground.budget import Budget, child_environment
+from labsupport.showing import live
 
 REPEATS, BUDGET, OUTSIDE = 5, "1 GiB", "2 GiB"
 GOOD, BROKEN = 1.02, 1.10
@@ -56,15 +57,20 @@ def main():
         return
     live.plot_for = Drawing
     environment = child_environment(Budget.of(BUDGET, OUTSIDE), {})
+    command = [sys.executable, __file__, "plain"]
     without, measured = [], []
     for repeat in range(REPEATS):
-        done = subprocess.run([sys.executable, __file__, "plain"], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         without.append(tuple(map(float, done.stdout.split())))
         with contextlib.redirect_stdout(io.StringIO()):
-            measured.append(running.run(work, budget=BUDGET, outside=OUTSIDE).value)
-        print(f"{repeat + 1} of {REPEATS}: {without[-1][0]:.2f} s plain, {measured[-1][0]:.2f} s measured and drawn", flush=True)
+            result = run(work, budget=BUDGET, outside=OUTSIDE)
+        expect_finished(result)
+        measured.append(result.value)
+        seconds = f"{without[-1][0]:.2f} s plain, {measured[-1][0]:.2f} s measured and drawn"
+        print(f"{repeat + 1} of {REPEATS}: {seconds}", flush=True)
     elapsed, processor = (statistics.median(m) / statistics.median(w) for m, w in zip(zip(*measured), zip(*without)))
-    print(f"medians: elapsed {elapsed:.3f} × plain, processor {processor:.3f} × plain; {'PASS' if elapsed <= GOOD else 'FAIL'} (limit {GOOD})")
+    verdict = "PASS" if elapsed <= GOOD else "FAIL"
+    print(f"medians: elapsed {elapsed:.3f} × plain, processor {processor:.3f} × plain; {verdict} (limit {GOOD})")
     sys.exit(processor > BROKEN)
 
 

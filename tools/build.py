@@ -2,10 +2,12 @@
 
 From one percent script come the lab, where everything between `# BEGIN SOLUTION` and `# END SOLUTION` is
 replaced by `# your code here`, and labs/solutions/NAME.ipynb with the solution in place (not for the start page).
+From all of them comes data/labs.json: what each lab says about itself, for labsupport where it runs without them.
 --execute runs each lab so that it is committed with its figures; --check only tells what is out of step.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -16,7 +18,7 @@ import nbformat
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
-LABS, SOURCES = ROOT / "labs", ROOT / "tools" / "source"
+LABS, SOURCES, CATALOGUE = ROOT / "labs", ROOT / "tools" / "source", ROOT / "data" / "labs.json"
 SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION\n(.*?)^[ \t]*# END SOLUTION\n?", re.DOTALL | re.MULTILINE)
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
@@ -28,10 +30,8 @@ def notebook(source, solved):
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in ("tags",)})
-        if solved:
-            cell.source = SOLUTION.sub(lambda match: match[2], cell.source + "\n").rstrip("\n")
-        else:
-            cell.source = SOLUTION.sub(lambda match: f"{match[1]}...  # your code here\n", cell.source + "\n").rstrip("\n")
+        instead = (lambda match: match[2]) if solved else (lambda match: f"{match[1]}...  # your code here\n")
+        cell.source = SOLUTION.sub(instead, cell.source + "\n").rstrip("\n")
     return book
 
 
@@ -39,12 +39,12 @@ def in_step(book, path):
     """Whether the committed notebook has the cells of this one; outputs do not count."""
     if not path.exists():
         return False
-    facts = lambda b: [(c.id, c.cell_type, c.source, c.metadata.get("tags")) for c in b.cells]  # noqa: E731
+    facts = lambda b: [(c.id, c.cell_type, c.source, c.metadata.get("tags")) for c in b.cells]
     return facts(nbformat.read(path, as_version=4)) == facts(book)
 
 
 def without_markup(book):
-    """Drop from every picture its copy as HTML, which only JupyterLab needs; see bundle() in labsupport/picture.py."""
+    """Drop from every picture its copy as HTML, which only JupyterLab needs; see bundle() in labsupport/showing/words.py."""
     for cell in book.cells:
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
@@ -55,12 +55,36 @@ def execute(book):
     """Run a lab in labs/ as its reader would; an error ends the build with the cell's traceback."""
     os.environ["LABSUPPORT_LEDGER"] = os.devnull  # a committed page shows nobody's own guesses and progress
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
-    book.metadata.pop("widgets", None)  # a box or slider without its kernel would look alive; its text says to run the cell
+    # A box or slider without its kernel would look alive; its text says to run the cell.
+    book.metadata.pop("widgets", None)
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran says nothing and changes in every build
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
     without_markup(book)
+
+
+def described(text):
+    """What a lab says of itself in its first cell, and the numbers of its exercises, from its percent script."""
+    first = re.sub(r"^# ?", "", text.split("# %%")[1], flags=re.MULTILINE)
+
+    def part(pattern):
+        return re.sub(r"[*`]", "", " ".join(re.search(pattern, first, re.DOTALL)[1].split()))
+
+    return {
+        "title": part(r"# \d\d · (.+?)\n"),
+        "symptom": part(r"\*\*Symptom:\*\*(.+?)\n\n"),
+        "time": part(r"\| Time \|(.+?)\|"),
+        "claims": re.findall(r"C\d\d", part(r"\| Claims judged \|(.+?)\|")),
+        "exercises": [int(number) for number in re.findall(r"^with lab\.exercise\(\s*(\d)", text, re.MULTILINE)],
+    }
+
+
+def catalogue():
+    """The text of data/labs.json."""
+    sources = sorted(SOURCES.glob("[0-9]*.py"))
+    labs = {source.stem[:2]: {"name": source.stem, **described(source.read_text())} for source in sources}
+    return json.dumps(labs, indent=1, ensure_ascii=False) + "\n"
 
 
 def main():
@@ -73,25 +97,26 @@ def main():
     unknown = set(options.names) - {source.stem for source in sources}
     if unknown:
         parser.error(f"no such lab: {', '.join(sorted(unknown))}; there are {', '.join(s.stem for s in sources)}")
-    stale = []
+    stale = [] if CATALOGUE.exists() and CATALOGUE.read_text() == catalogue() else [CATALOGUE]
+    if stale and not options.check:
+        CATALOGUE.write_text(catalogue())
     for source in sources:
         if options.names and source.stem not in options.names:
             continue
         folders = [(LABS, False)] + [(LABS / "solutions", True)] * ("# BEGIN SOLUTION" in source.read_text())
         for folder, solved in folders:
             path, book = folder / f"{source.stem}.ipynb", notebook(source, solved)
-            if options.check:
-                if not in_step(book, path):
-                    stale.append(str(path))
-                continue
-            if options.execute and not solved:
+            if options.execute and not options.check and not solved:
                 print(f"running {source.stem} …", flush=True)
                 execute(book)
             elif in_step(book, path):
                 continue  # keep the outputs of the last run
-            nbformat.write(book, path)
-    if stale:
-        sys.exit(f"out of step with tools/source: {', '.join(stale)}; run `make labs`")
+            stale.append(path)
+            if not options.check:
+                nbformat.write(book, path)
+    if stale and options.check:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        sys.exit(f"out of step with tools/source: {names}; run `make labs`")
 
 
 if __name__ == "__main__":

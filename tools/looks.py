@@ -1,4 +1,4 @@
-"""Screenshots of the committed labs as JupyterLab shows them: `python tools/looks.py [NAME ...]` fills build/looks/.
+"""Screenshots of the committed labs as JupyterLab shows them: `make looks [NAMES=NAME]` fills build/looks/.
 
 For a person to look at: light and dark, at 1280 pixels and at the 1024 of an old projector.
 """

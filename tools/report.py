@@ -6,23 +6,52 @@ The page and the table come from the verdicts that the notebooks left in their o
 
 import argparse
 import base64
-import html
 import sys
 from pathlib import Path
 
 import nbformat
 import papermill
 
-from labsupport.lesson.claims import SIGNS, VERDICT_MIME, claims, figures_text, judge
+from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge
+from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- verdicts: made by tools/report.py -->", "<!-- end of verdicts -->"
-STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse}td,th{padding:.3rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8884}"
-    "td:nth-child(3){white-space:nowrap}img{max-width:100%;background:#fff}"
-)
 SHOWN = 5  # figures of a verdict in the README
+PAGE = template("""\
+<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
+<style>
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse}
+td,th{padding:.3rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8884}
+td:nth-child(3){white-space:nowrap}
+img{max-width:100%;background:#fff}
+</style>
+<h1>{{ title }}</h1>
+{% for note in notes %}
+<p><b>{{ note }}</b></p>
+{% endfor %}
+<table><tr><th>id<th>claim<th>verdict<th>lab</tr>
+{% for entry, claim in judged %}
+<tr><td><a href="#{{ entry.id }}">{{ entry.id }}</a><td>{{ claim.claim }}<td>{{ signs[entry.verdict] }} {{ entry.verdict }}
+<td>{{ entry.lab }}</tr>
+{% endfor %}
+</table>
+{% for entry, claim in judged %}
+<h2 id="{{ entry.id }}">{{ entry.id }} {{ signs[entry.verdict] }} {{ entry.verdict }}</h2>
+<p><i>{{ claim.claim }}</i> ({{ claim.articles | join(", ") }})</p>
+{% if entry.picture %}
+<img src="data:image/png;base64,{{ entry.picture }}" alt="{{ entry.alt }}">
+{% endif %}
+<p>{{ entry.because }}</p><ul>
+{% for words, truth in entry.outcomes.items() %}
+<li>{{ "yes" if truth else "no" }}: {{ words }} <code>{{ entry.tests[words] }}</code></li>
+{% endfor %}
+</ul><p>Measured: {{ figures_text(entry.figures, entry.unit) }}</p><p>When it changes: {{ entry.flips }}</p>
+{% endfor %}
+</html>
+""")
 
 
 def verdicts(path):
@@ -40,7 +69,7 @@ def verdicts(path):
 
 def contradiction(entry):
     """Why a verdict does not follow from its own figures; "" if it does."""
-    if entry["verdict"] == "not testable here":
+    if entry["verdict"] == UNTESTABLE:
         return ""
     found, _ = judge(entry["figures"], entry["tests"])
     return "" if found == entry["verdict"] else f"{entry['id']} says {entry['verdict']}, its figures say {found}"
@@ -50,34 +79,22 @@ def readme_table(ledger):
     """The README's table in Markdown, in the order of the claims; the notebooks have all figures, this the first few."""
     rows = ["| | claim | verdict | measured | lab |", "|---|---|---|---|---|"]
     for entry in sorted(ledger, key=lambda e: e["id"]):
-        link = f"[{entry['lab'][:2]}](labs/{entry['lab']}.ipynb)"
+        words = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
         first = dict(list(entry["figures"].items())[:SHOWN])
         measured = figures_text(first, entry["unit"]) + (" …" if len(first) < len(entry["figures"]) else "")
-        rows.append(f"| {entry['id']} | {claims()[entry['id']]['claim']} | {SIGNS[entry['verdict']]} {entry['verdict']} | {measured} | {link} |")
+        link = f"[{entry['lab'][:2]}](labs/{entry['lab']}.ipynb)"
+        rows.append(f"| {entry['id']} | {claims()[entry['id']]['claim']} | {words} | {measured} | {link} |")
     return "\n".join(rows)
 
 
 def page(ledger, failed):
-    """The whole report as one HTML page with its pictures inside."""
-    esc = html.escape
-    rows, parts = [], []
-    for entry in sorted(ledger, key=lambda e: e["id"]):
-        claim = claims()[entry["id"]]
-        rows.append(f"<tr><td><a href='#{entry['id']}'>{entry['id']}</a><td>{esc(claim['claim'])}<td>{SIGNS[entry['verdict']]} {entry['verdict']}<td>{esc(entry['lab'])}</tr>")
-        checks = "".join(f"<li>{'yes' if truth else 'no'}: {esc(words)} <code>{esc(entry['tests'][words])}</code></li>" for words, truth in entry["outcomes"].items())
-        image = f"<img src='data:image/png;base64,{entry['picture']}' alt='{esc(entry['alt'], quote=True)}'>" if entry["picture"] else ""
-        parts.append(
-            f"<h2 id='{entry['id']}'>{entry['id']} {SIGNS[entry['verdict']]} {entry['verdict']}</h2><p><i>{esc(claim['claim'])}</i> ({', '.join(claim['articles'])})</p>"
-            f"{image}<p>{esc(entry['because'])}</p><ul>{checks}</ul><p>Measured: {esc(figures_text(entry['figures'], entry['unit']))}</p>"
-            f"<p>When it changes: {esc(entry['flips'])}</p>"
-        )
+    """The whole report as one HTML page with its pictures inside. failed: {lab: why it did not finish}."""
+    judged = [(entry, claims()[entry["id"]]) for entry in sorted(ledger, key=lambda e: e["id"])]
     missing = sorted(claims().keys() - {entry["id"] for entry in ledger})
-    notes = "".join(f"<p><b>{esc(lab)} did not finish: {esc(why)}</b></p>" for lab, why in failed.items())
-    notes += f"<p>No verdict yet: {', '.join(missing)}</p>" if missing else ""
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Popular advice on TensorFlow memory, measured</title><style>{STYLE}</style>"
-        f"<h1>Popular advice on TensorFlow memory, measured</h1>{notes}<table><tr><th>id<th>claim<th>verdict<th>lab</tr>{''.join(rows)}</table>{''.join(parts)}</html>"
-    )
+    notes = [f"{lab} did not finish: {why}" for lab, why in failed.items()]
+    notes += [f"No verdict yet: {', '.join(missing)}"] if missing else []
+    title = "Popular advice on TensorFlow memory, measured"
+    return PAGE.render(title=title, notes=notes, judged=judged, signs=SIGNS, figures_text=figures_text)
 
 
 def run_all(labs, scale):
@@ -89,12 +106,32 @@ def run_all(labs, scale):
         print(f"{number} of {len(labs)}: {lab.stem}", flush=True)
         try:
             papermill.execute_notebook(
-                lab, folder / lab.name, parameters={"SCALE": scale}, cwd=ROOT / "labs", kernel_name="python3", execution_timeout=1800
+                lab,
+                folder / lab.name,
+                parameters={"SCALE": scale},
+                cwd=ROOT / "labs",
+                kernel_name="python3",
+                execution_timeout=1800,
             )
         except Exception as error:  # the report goes on and tells what is missing
             failed[lab.stem] = str(error).strip().splitlines()[-1]
         ledger += verdicts(folder / lab.name)
     return ledger, failed
+
+
+def update_readme(ledger, only_check):
+    """Write the README's table and its picture; or, to check, exit with a message where the table has drifted."""
+    readme = ROOT / "README.md"
+    old = readme.read_text()
+    before, rest = old.split(BEGIN)
+    new = f"{before}{BEGIN}\n{readme_table(ledger)}\n{END}{rest.split(END)[1]}"
+    if only_check:
+        if new != old:
+            sys.exit("the README's table of verdicts has drifted from the notebooks: run `make labs`")
+        return
+    readme.write_text(new)
+    picture = next(entry["picture"] for entry in ledger if entry["id"] == "C01")
+    (ROOT / "labs" / "images" / "side_by_side.png").write_bytes(base64.b64decode(picture))
 
 
 def main():
@@ -106,15 +143,7 @@ def main():
     labs, failed = sorted((ROOT / "labs").glob("[0-9]*.ipynb")), {}
     if options.readme or options.check:
         ledger = [entry for lab in labs for entry in verdicts(lab)]
-        readme = ROOT / "README.md"
-        before, rest = readme.read_text().split(BEGIN)
-        new = f"{before}{BEGIN}\n{readme_table(ledger)}\n{END}{rest.split(END)[1]}"
-        if options.check and new != readme.read_text():
-            sys.exit("the README's table of verdicts has drifted from the notebooks: run `make labs`")
-        if options.readme:
-            readme.write_text(new)
-            picture = next(entry["picture"] for entry in ledger if entry["id"] == "C01")
-            (ROOT / "labs" / "images" / "side_by_side.png").write_bytes(base64.b64decode(picture))
+        update_readme(ledger, options.check)
     else:
         ledger, failed = run_all(labs, options.scale)
         target = ROOT / "build" / "report.html"

@@ -3,12 +3,11 @@
 import json
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 
-from labsupport.lesson.ledger import LedgerError, entries, is_entry, ledger_path, machine
+from labsupport.lesson.ledger import LedgerError, content, entries, is_entry, ledger_path, machine
 
 EXPORT, VERSION = "labsupport_export", 1
-LARGEST = 20 * 2**20  # bytes of one export; a ledger of the whole course has a hundredth of that
+LONGEST = 60  # characters of a participant's name, so that a table of the pooled page stays one
 AGAIN = "ask for a new one: python -m labsupport export FILE"
 
 
@@ -31,11 +30,12 @@ def export(target, name=None):
     name: what the participant wants to be called; a random one if None. Raises LedgerError.
     """
     name = f"participant-{secrets.token_hex(3)}" if name is None else " ".join(name.split())
-    if not 0 < len(name) <= 60:
-        raise LedgerError('a name has 1 to 60 characters: --name "blue team"')
+    if not 0 < len(name) <= LONGEST:
+        raise LedgerError(f'a name has 1 to {LONGEST} characters: --name "blue team"')
     kept, _ = entries()
     if not kept:
-        raise LedgerError(f"there is nothing to export: {'LABSUPPORT_LEDGER is set to off' if ledger_path() is None else f'{ledger_path()} has no entries yet'}")
+        why = "LABSUPPORT_LEDGER is set to off" if ledger_path() is None else f"{ledger_path()} has no entries yet"
+        raise LedgerError(f"there is nothing to export: {why}")
     document = json.dumps({EXPORT: VERSION, "participant": name, "machine": machine(), "entries": kept}, indent=1)
     try:
         with open(target, "x", encoding="utf-8") as file:  # never over something that is there already
@@ -50,22 +50,24 @@ def export(target, name=None):
 def read(path):
     """The participant of an exported file. Raises LedgerError with what is wrong and what to do."""
     try:
-        large = Path(path).stat().st_size > LARGEST
-        document = None if large else json.loads(Path(path).read_text(encoding="utf-8"))
+        found = content(path)
     except OSError as error:
         raise LedgerError(f"{path} cannot be read ({error.strerror}): check its name and the rights to it") from None
+    try:
+        document = json.loads(found)
     except (ValueError, RecursionError):
         raise LedgerError(f"{path} is damaged, cut short, or no export (a ledger itself is none): {AGAIN}") from None
-    if large:
-        raise LedgerError(f"{path} is too large to be an export ({LARGEST // 2**20} MiB at most): {AGAIN}")
     if not isinstance(document, dict) or EXPORT not in document:
         raise LedgerError(f"{path} is no export of a ledger: {AGAIN}")
     if document[EXPORT] != VERSION:
-        raise LedgerError(f"{path} has version {str(document[EXPORT])[:20]!r} of the format, this is version {VERSION}: use the same release of the labs for all, and {AGAIN}")
+        theirs = str(document[EXPORT])[:20]
+        raise LedgerError(
+            f"{path} has version {theirs!r} of the format, this is version {VERSION}: use the same release of the labs for all, and {AGAIN}"
+        )
     name, kept = document.get("participant"), document.get("entries")
     if not isinstance(name, str) or not name.strip() or not isinstance(kept, list) or not all(map(is_entry, kept)):
         raise LedgerError(f"{path} has been changed by hand or damaged: {AGAIN}")
-    return Participant(name.strip()[:60], kept, str(path))
+    return Participant(name.strip()[:LONGEST], kept, str(path))
 
 
 def gather(paths):
@@ -81,7 +83,9 @@ def gather(paths):
         if twin:
             more, less = (new, twin) if len(new.entries) > len(twin.entries) else (twin, new)
             cure = "keep one" if twin.shares(new) else "if they are two people, one exports again with another --name"
-            problems.append(f"{less.file} is by the same participant as {more.file} ({more.name!r}), which has as many entries or more: {cure}")
+            problems.append(
+                f"{less.file} is by the same participant as {more.file} ({more.name!r}), which has as many entries or more: {cure}"
+            )
             found.remove(twin)
             new = more
         found.append(new)

@@ -1,61 +1,49 @@
-"""Which lab for which trouble: the labs' own first cells, data/map.toml, and a search over what both say."""
+"""Which lab for which trouble: a search over what the labs and data/map.toml say, as a table and behind a box to type into."""
 
 import difflib
 import html
 import math
 import re
-import tomllib
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from labsupport.lesson.catalogue import labs
+from labsupport.showing.cards import show_widget, template
 
+# A still table, which stays in the saved notebook. JupyterLab sets tables to the right, as for numbers.
+_TABLE = template(
+    "<p>{{ count }}</p><table><thead><tr><th>lab</th>"
+    "{% for head in ('what you would search for', 'builds on', 'minutes') %}"
+    '<th style="text-align:left">{{ head }}</th>{% endfor %}</tr></thead><tbody>'
+    "{% for lab, phrases in found %}<tr><td>{{ lab.number }}</td>"
+    '<td style="text-align:left"><b><a href="{{ lab.name }}.ipynb">{{ lab.title }}</a></b>'
+    "{% for phrase in phrases %}<br>{{ phrase }}{% endfor %}</td>"
+    '<td style="text-align:left">{% for needed in lab.needs %}{{ ", " if not loop.first }}'
+    '<a href="{{ labs[needed].name }}.ipynb">{{ needed }}</a>{% else %}–{% endfor %}</td>'
+    '<td style="text-align:left">{{ lab.time.rpartition(", ")[2].removesuffix(" to work through") }}</td></tr>'
+    "{% endfor %}</tbody></table>"
+)
 
-@dataclass(frozen=True)
-class Lab:
-    """What a lab says about itself, and what data/map.toml adds (symptoms, needs). needs: numbers of labs."""
-
-    number: str
-    name: str
-    title: str
-    symptom: str
-    time: str
-    claims: tuple
-    exercises: tuple
-    symptoms: tuple
-    needs: tuple
-
-
-@cache
-def labs():
-    """{"01": Lab} in order. From labs/source, which a learner does not change by working."""
-    with open(ROOT / "data" / "map.toml", "rb") as file:
-        more = tomllib.load(file)
-    found = {}
-    for source in sorted((ROOT / "tools" / "source").glob("[0-9]*.py")):
-        text = source.read_text()
-        first = re.sub(r"^# ?", "", text.split("# %%")[1], flags=re.MULTILINE)
-        part = lambda pattern: re.sub(r"[*`]", "", " ".join(re.search(pattern, first, re.DOTALL)[1].split()))  # noqa: E731
-        number = source.stem[:2]
-        found[number] = Lab(
-            number, source.stem, part(r"# \d\d · (.+?)\n"), part(r"\*\*Symptom:\*\*(.+?)\n\n"), part(r"\| Time \|(.+?)\|"),
-            tuple(re.findall(r"C\d\d", part(r"\| Claims judged \|(.+?)\|"))),
-            tuple(int(n) for n in re.findall(r"^with lab\.exercise\((\d)", text, re.MULTILINE)),
-            tuple(more[number]["symptoms"]), tuple(more[number]["needs"]),
-        )  # fmt: skip
-    return found
+# Chosen so that the symptoms in tests/test_guide.py find their labs.
+_ALIKE = 0.8  # difflib's likeness of a misspelt word: one wrong letter in five, "retrcing" for "retracing"
+_WORTH_SHOWING = 0.5  # of the best score: a lab that shares less with the query is about another trouble
 
 
 def _words(text):
     """Words without their commonest endings: "growing" and "grows" are the same as "grow"; numbers say nothing."""
-    return [re.sub(r"(?:ing|es|ed|s)$", "", word) if len(word) > 4 else word for word in re.findall(r"[a-z][a-z0-9]*", text.lower())]
+    return [
+        re.sub(r"(?:ing|es|ed|s)$", "", word) if len(word) > 4 else word
+        for word in re.findall(r"[a-z][a-z0-9]*", text.lower())
+    ]
 
 
 @cache
 def _phrases():
     """[(lab, phrase, its words)] of all that a lab can be found by."""
-    return [(lab, phrase, frozenset(_words(phrase))) for lab in labs().values() for phrase in (lab.symptom, lab.title, *lab.symptoms)]
+    return [
+        (lab, phrase, frozenset(_words(phrase)))
+        for lab in labs().values()
+        for phrase in (lab.symptom, lab.title, *lab.symptoms)
+    ]
 
 
 def search(query):
@@ -68,7 +56,7 @@ def search(query):
     fits = []
     for typed in dict.fromkeys(_words(query)):
         alike = {word for word in vocabulary if word.startswith(typed) or (len(word) > 3 and typed.startswith(word))}
-        alike = alike or set(difflib.get_close_matches(typed, vocabulary, 1, 0.8))
+        alike = alike or set(difflib.get_close_matches(typed, vocabulary, 1, _ALIKE))
         count = sum(bool(alike & words) for _, _, words in _phrases())
         if count:
             fits.append((alike, math.log(1 + len(_phrases()) / count)))
@@ -81,8 +69,12 @@ def search(query):
         scored.setdefault(lab, []).append((score, query.strip().lower() in phrase.lower(), -len(words), phrase))
     best = {lab: sorted(found, reverse=True) for lab, found in scored.items()}
     top = max(found[0][0] for found in best.values())
-    fitting = sorted((lab for lab in best if best[lab][0][0] > 0.5 * top), key=lambda lab: best[lab][0][:3], reverse=True)
-    alike = {lab: [phrase for score, *_, phrase in best[lab] if score == best[lab][0][0] and phrase != lab.title] for lab in fitting}
+    fitting = [lab for lab in best if best[lab][0][0] > _WORTH_SHOWING * top]
+    fitting.sort(key=lambda lab: best[lab][0][:3], reverse=True)
+    alike = {
+        lab: [phrase for score, *_, phrase in best[lab] if score == best[lab][0][0] and phrase != lab.title]
+        for lab in fitting
+    }
     return [(lab, alike[lab][:2] or [lab.symptom]) for lab in fitting]
 
 
@@ -92,20 +84,12 @@ def link(lab, words):
 
 
 def table(query):
-    """The labs that fit as HTML: a still table, which stays in the saved notebook."""
+    """The labs that fit as HTML, with links for a page in labs/."""
     found = search(query)
     if not found:
         return "<p>No lab mentions any of these words. Try the first line of the error message, or one word of it.</p>"
-    left = '<{0} style="text-align:left">'.format  # JupyterLab sets tables to the right, as for numbers
-    rows = [
-        f"<tr><td>{lab.number}</td>{left('td')}<b>{link(lab, lab.title)}</b><br>{'<br>'.join(map(html.escape, phrases))}</td>"
-        f"{left('td')}{', '.join(link(labs()[needed], needed) for needed in lab.needs) or '–'}</td>"
-        f"{left('td')}{html.escape(lab.time.rpartition(', ')[2].removesuffix(' to work through'))}</td></tr>"
-        for lab, phrases in found
-    ]
     count = f"{len(found)} of {len(labs())} labs, the best fit first" if query.strip() else f"all {len(labs())} labs"
-    head = f"<tr><th>lab</th>{left('th')}what you would search for</th>{left('th')}builds on</th>{left('th')}minutes</th></tr>"
-    return f"<p>{count}</p><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+    return _TABLE.render(count=count, found=found, labs=labs())
 
 
 def find_lab(query=""):
@@ -113,12 +97,13 @@ def find_lab(query=""):
     import ipywidgets
     from IPython.display import HTML, display
 
-    from labsupport.showing.cards import show_widget
-
     box = ipywidgets.Text(
-        value=query, description="My trouble:", placeholder="an error message, or what you would type into a search engine",
-        style={"description_width": "initial"}, layout={"width": "95%", "max_width": "44em"},
-    )  # fmt: skip
+        value=query,
+        description="My trouble:",
+        placeholder="an error message, or what you would type into a search engine",
+        style={"description_width": "initial"},
+        layout={"width": "95%", "max_width": "44em"},
+    )
     show_widget(box, "Run this cell to search the table below by symptom.")
     shown = display(HTML(table(query)), display_id=True)
     # The table is no widget: JupyterLab opens its links in a tab, and a saved notebook keeps it.

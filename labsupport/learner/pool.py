@@ -1,46 +1,78 @@
 """The exported ledgers of a class in one page: one HTML file that asks nothing of the network.
 
-It compares predictions and machines, never people. All text in it comes from strangers until it is escaped.
+It compares predictions and machines, never people. All text in it comes from strangers; the template escapes it.
 """
 
 import base64
-import html
 import io
 from collections import Counter
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
-from labsupport.lesson.claims import SIGNS, claims
 from labsupport.learner.exchange import gather
-from labsupport.learner.guide import labs
+from labsupport.learner.standing import draw_factors
+from labsupport.learner.tally import first_guesses, off_by, standing
+from labsupport.lesson.catalogue import labs
+from labsupport.lesson.claims import SIGNS, UNTESTABLE, claims
 from labsupport.lesson.ledger import LedgerError
-from labsupport.learner.standing import factors_figure, first_guesses, off_by, standing
+from labsupport.showing.cards import template
+from labsupport.showing.palette import DIFFERENT, FIGURES
 
-STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8886}"
-    "div{overflow-x:auto}img{max-width:100%}.differ{font-weight:bold}"
+_FACTS = ("cores", "memory_mib", "tensorflow", "python", "platform")  # what machines are told apart by
+_LONGEST = 60  # characters of one of these facts
+_DIFFER = Markup(f'<span class="differ" role="img" aria-label="differ">{DIFFERENT}</span>')
+_PAGE = template(
+    """\
+{% macro table(head, rows) %}
+<div><table><tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+{% endmacro %}
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>What this class guessed and measured</title>
+<style>
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse}
+td,th{padding:.2rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8886}
+div{overflow-x:auto} img{max-width:100%} .differ{font-weight:bold}
+</style></head><body>
+<h1>What this class guessed and measured</h1>
+<p>{{ people | length }} participant{{ "s" if people | length > 1 }}.</p>
+{% if problems %}<h2>Left out</h2><ul>{% for problem in problems %}<li>{{ problem }}</li>{% endfor %}</ul>{% endif %}
+<h2>Predictions against measurements</h2>
+{% if guesses %}
+<picture><source media="(prefers-color-scheme: dark)" srcset="{{ dark }}"><img src="{{ light }}" alt="{{ alt }}"></picture>
+{{ table(["lab", "title", "guesses", "typically off by a factor of", "too low", "too high"], guesses) }}
+{% else %}<p>Nobody has made a guess yet.</p>
+{% endif %}
+<h2>Verdicts on each machine</h2>
+{% if verdicts %}
+<p>{{ differ }} of {{ verdicts | length }} claims came out differently, marked {{ different }}: look for what these machines do not share.
+In brackets: on how many participants' runs.</p>
+{{ table(["", "claim", ""] + letters, verdicts) }}
+{% else %}<p>Nobody has seen a verdict yet.</p>
+{% endif %}
+<h2>Machines</h2>
+{{ table(["machine", "cores", "memory (MiB)", "TensorFlow", "Python", "platform", "participants"], machines) }}
+<h2>Exercises</h2>
+{{ table(["lab", "title", "visited by"] + passed_by, exercises) }}
+</body></html>"""
 )
-_esc = html.escape
 
 
-def _picture(draw, size, alt):
-    """A drawing for a light and a dark page. draw gets empty axes."""
-    sources = []
+def _pictures(draw):
+    """A drawing as data: addresses, for a light and a dark page. draw gets empty axes."""
     for style in ("default", "dark_background"):
-        with context(style):
-            figure, buffer = Figure(figsize=size, layout="constrained"), io.BytesIO()
+        with context([style, FIGURES]):
+            figure, buffer = Figure(figsize=(10, 4)), io.BytesIO()
             draw(figure.subplots())
             figure.savefig(buffer, format="png", dpi=110, transparent=True)
-        sources.append("data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode())
-    return f'<picture><source media="(prefers-color-scheme: dark)" srcset="{sources[1]}"><img src="{sources[0]}" alt="{_esc(alt)}"></picture>'
-
-
-def _table(head, rows):
-    """Cells are HTML already."""
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div><table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{body}</table></div>"
+        yield "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _guesses(people):
@@ -49,48 +81,72 @@ def _guesses(people):
     for guess in (guess for person in people for guess in first_guesses(person.entries)):
         by_lab.setdefault(guess.lab, []).append(guess)
     if not by_lab:
-        return "<p>Nobody has made a guess yet.</p>"
+        return {"guesses": []}
     by_lab = dict(sorted(by_lab.items()))
-    counted = {number: [guess.factor for guess in found if not guess.late] for number, found in by_lab.items()}
 
     def draw(axes):
-        points = [(x + (i - (len(found) - 1) / 2) * min(0.06, 0.7 / len(found)), g.factor, g.late) for x, found in enumerate(by_lab.values()) for i, g in enumerate(found)]
-        factors_figure(axes, points)
+        points = []
+        for place, found in enumerate(by_lab.values()):
+            apart = min(0.06, 0.7 / len(found))  # so that the points of a lab stay in its column
+            points += [
+                (place + (i - (len(found) - 1) / 2) * apart, guess.factor, guess.late) for i, guess in enumerate(found)
+            ]
+        draw_factors(axes, points)
         axes.set_xticks(range(len(by_lab)), by_lab)
         axes.set_xlabel("lab; a point is a guess, hollow if it was made after the answer was shown")
 
-    words = [f"lab {n}: {len(found)} guesses, {min(g.factor for g in found):.2g} to {max(g.factor for g in found):.2g} times the measurement" for n, found in by_lab.items()]
-    rows = [
-        [n, _esc(labs()[n].title), len(found), f"{off_by(counted[n]):.1f}" if counted[n] else "–", sum(f < 1 for f in counted[n]), sum(f > 1 for f in counted[n])]
-        for n, found in by_lab.items()
-    ]  # fmt: skip
-    head = ["lab", "title", "guesses", "typically off by a factor of", "too low", "too high"]
-    return _picture(draw, (10, 4), "Guesses over measurements by lab. " + "; ".join(words)) + _table(head, rows)
+    rows, words = [], ["Guesses over measurements by lab. "]
+    for number, found in by_lab.items():
+        every, counted = [guess.factor for guess in found], [guess.factor for guess in found if not guess.late]
+        words.append(
+            f"lab {number}: {len(found)} guesses, {min(every):.2g} to {max(every):.2g} times the measurement; "
+        )
+        typical = f"{off_by(counted):.1f}" if counted else "–"
+        rows.append(
+            [
+                number,
+                labs()[number].title,
+                len(found),
+                typical,
+                sum(factor < 1 for factor in counted),
+                sum(factor > 1 for factor in counted),
+            ]
+        )
+    light, dark = _pictures(draw)
+    return {"guesses": rows, "light": light, "dark": dark, "alt": "".join(words).rstrip("; ")}
 
 
 def _machines(people):
-    """The machines, then each claim's last verdict on each of them."""
+    """The machines by letter, and each claim's last verdict on each of them."""
     by_machine, verdicts = {}, {}
     for person in people:
         for entry in person.entries:
-            facts = tuple(str(entry["machine"].get(name, "unavailable"))[:60] for name in ("cores", "memory_mib", "tensorflow", "python", "platform"))
-            by_machine.setdefault(facts, {}).setdefault(person.name, None)
+            facts = tuple(str(entry["machine"].get(name, "unavailable"))[:_LONGEST] for name in _FACTS)
+            by_machine.setdefault(facts, {})[person.name] = True
             if entry["kind"] == "verdict" and entry["id"] in claims() and entry["verdict"] in SIGNS:
-                verdicts.setdefault(entry["id"], {}).setdefault(facts, {})[person.name] = entry["verdict"]  # the last one stands
+                verdicts.setdefault(entry["id"], {}).setdefault(facts, {})[person.name] = entry[
+                    "verdict"
+                ]  # the last one stands
     letters = {facts: f"M{number}" for number, facts in enumerate(by_machine, 1)}
-    rows = [[letters[facts], *map(_esc, facts), _esc(", ".join(names))] for facts, names in by_machine.items()]
-    page = _table(["machine", "cores", "memory (MiB)", "TensorFlow", "Python", "platform", "participants"], rows)
-    table = []
+    rows = []
     for claim, on in sorted(verdicts.items()):
-        judged = {verdict for found in on.values() for verdict in found.values()} - {"not testable here"}
-        cells = [", ".join(f"{v} ({n})" if len(on[m]) > 1 else v for v, n in Counter(on[m].values()).items()) if m in on else "–" for m in letters]
-        mark = '<span class="differ" role="img" aria-label="differ">≠</span>' if len(judged) > 1 else ""
-        table.append([claim, _esc(claims()[claim]["claim"]), mark, *cells])
-    if not table:
-        return page, "<p>Nobody has seen a verdict yet.</p>"
-    differ = sum(bool(row[2]) for row in table)
-    words = f"<p>{differ} of {len(table)} claims came out differently, marked ≠: look for what these machines do not share. In brackets: on how many participants' runs.</p>"
-    return page, words + _table(["", "claim", "", *letters.values()], table)
+        judged = {verdict for found in on.values() for verdict in found.values()} - {UNTESTABLE}
+        cells = [_counted(on[facts].values()) if facts in on else "–" for facts in letters]
+        rows.append([claim, claims()[claim]["claim"], _DIFFER if len(judged) > 1 else "", *cells])
+    return {
+        "letters": list(letters.values()),
+        "machines": [[letters[facts], *facts, ", ".join(names)] for facts, names in by_machine.items()],
+        "verdicts": rows,
+        "differ": sum(bool(row[2]) for row in rows),
+        "different": DIFFERENT,
+    }
+
+
+def _counted(verdicts):
+    """The verdicts on one machine: "fails (1), holds (2)", or "holds" of a single run."""
+    return ", ".join(
+        f"{verdict} ({number})" if len(verdicts) > 1 else verdict for verdict, number in Counter(verdicts).items()
+    )
 
 
 def _exercises(people):
@@ -100,10 +156,19 @@ def _exercises(people):
     for number, lab in labs().items():
         here = [stand[number] for stand in stands if number in stand]
         if here:
-            rows.append([number, _esc(lab.title), len(here), *(f"{sum(exercise in passed for passed, _ in here)}" for exercise in lab.exercises)])
+            rows.append(
+                [
+                    number,
+                    lab.title,
+                    len(here),
+                    *(sum(exercise in passed for passed, _ in here) for exercise in lab.exercises),
+                ]
+            )
     most = max((len(row) for row in rows), default=3)
-    rows = [row + ["–"] * (most - len(row)) for row in rows]
-    return _table(["lab", "title", "visited by", *(f"exercise {n} passed by" for n in range(1, most - 2))], rows)
+    return {
+        "exercises": [row + ["–"] * (most - len(row)) for row in rows],
+        "passed_by": [f"exercise {number} passed by" for number in range(1, most - 2)],
+    }
 
 
 def pool(paths):
@@ -111,14 +176,6 @@ def pool(paths):
     people, problems = gather(paths)
     if not people:
         raise LedgerError("\n".join([*problems, "nothing to pool: no file could be used"]))
-    left_out = "".join(f"<li>{_esc(problem)}</li>" for problem in problems)
-    machines, verdicts = _machines(people)
-    title = "What this class guessed and measured"
-    page = (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1><p>{len(people)} participant{'s' * (len(people) > 1)}.</p>"
-        + (f"<h2>Left out</h2><ul>{left_out}</ul>" if problems else "")
-        + f"<h2>Predictions against measurements</h2>{_guesses(people)}<h2>Verdicts on each machine</h2>{verdicts}"
-        f"<h2>Machines</h2>{machines}<h2>Exercises</h2>{_exercises(people)}</body></html>"
-    )
-    return page, problems
+    return _PAGE.render(
+        people=people, problems=problems, **_guesses(people), **_machines(people), **_exercises(people)
+    ), problems

@@ -12,15 +12,28 @@ from labsupport.ground.files import data_file
 from labsupport.lesson.ledger import record
 from labsupport.showing.cards import show_card
 from labsupport.showing.palette import BAD, GOOD, HALF, UNKNOWN
+from labsupport.showing.plain import plain
 
 VERDICT_MIME = "application/vnd.labsupport.verdict+json"
 UNTESTABLE = "not testable here"
-SIGNS = {"holds": "✔", "partly": "◐", "fails": "✘", UNTESTABLE: "?"}
-_COLOURS = {"holds": GOOD, "partly": HALF, "fails": BAD, UNTESTABLE: UNKNOWN}
-# What a test may be made of: names, numbers, comparisons, arithmetic, and/or/not. Anything else, such as an attribute
-# or a call, could reach beyond the figures; the report judges text that it reads from notebooks.
-_ALLOWED = (ast.Expression, ast.Name, ast.Load, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop)
-_ALLOWED += (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div)  # not powers, which a short text can make endless
+_LOOKS = {"holds": GOOD, "partly": HALF, "fails": BAD, UNTESTABLE: UNKNOWN}
+SIGNS = {verdict: look.sign for verdict, look in _LOOKS.items()}
+# What a test may be made of: names, numbers, text, comparisons, and/or/not, arithmetic of numbers. Anything else, such as
+# an attribute or a call, could reach beyond the figures; the report judges text that it reads from notebooks. No powers
+# and no arithmetic of text, with which a short test could fill the memory.
+_ALLOWED = (
+    ast.Expression,
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+    ast.Compare,
+    ast.cmpop,
+    ast.BoolOp,
+    ast.boolop,
+    ast.UnaryOp,
+    ast.unaryop,
+)
+_ALLOWED += (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 
 class VerdictError(AssertionError):
@@ -30,28 +43,57 @@ class VerdictError(AssertionError):
 @cache
 def claims():
     """The claims by id from data/claims.toml: {"C01": {"claim": …, "articles": …, "because": …, "flips": …, "unit": …, "tests": …}}."""
-    return {claim_id: {"unit": "MiB", **claim} for claim_id, claim in tomllib.loads(data_file("claims.toml").read_text()).items()}
+    return {
+        claim_id: {"unit": "MiB", **claim}
+        for claim_id, claim in tomllib.loads(data_file("claims.toml").read_text()).items()
+    }
+
+
+def _is_text(node, figures):
+    value = (
+        node.value if isinstance(node, ast.Constant) else figures.get(node.id) if isinstance(node, ast.Name) else None
+    )
+    return isinstance(value, (str, bytes))
+
+
+def _parsed(test, figures):
+    """The syntax tree of a test. Raises VerdictError for what it must not be made of."""
+    try:
+        tree = ast.parse(test, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise VerdictError(f"the test {test!r} is no expression") from None
+    for node in ast.walk(tree):
+        if (
+            not isinstance(node, _ALLOWED)
+            or isinstance(node, ast.BinOp)
+            and any(_is_text(part, figures) for part in ast.walk(node))
+        ):
+            raise VerdictError(f"the test {test!r} is more than comparisons and arithmetic of figures")
+    return tree
 
 
 def _evaluate(test, figures):
     """The truth of one test; None where a figure that it uses is unavailable."""
-    tree = ast.parse(test, mode="eval")
-    for node in ast.walk(tree):
-        if not isinstance(node, _ALLOWED):
-            raise VerdictError(f"the test {test!r} is more than comparisons and arithmetic of figures")
+    tree = _parsed(test, figures)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if unknown := used - figures.keys():
-        raise VerdictError(f"the test {test!r} uses {', '.join(sorted(unknown))}, which is no figure; there are {', '.join(figures)}")
+        raise VerdictError(
+            f"the test {test!r} uses {', '.join(sorted(unknown))}, which is no figure; there are {', '.join(figures)}"
+        )
     if any(figures[name] is None for name in used):
         return None
-    return bool(eval(compile(tree, "<test of a claim>", "eval"), {"__builtins__": {}}, dict(figures)))
+    try:
+        return bool(eval(compile(tree, "<test of a claim>", "eval"), {"__builtins__": {}}, dict(figures)))
+    except (ArithmeticError, TypeError, RecursionError) as error:
+        raise VerdictError(f"the test {test!r} cannot be worked out from {figures}: {error}") from None
 
 
 def judge(figures, tests):
     """The verdict that figures give: every test true "holds", none "fails", otherwise "partly".
 
-    Returns (verdict, {statement: truth}). A figure that is None (unavailable) makes it "not testable here".
+    Returns (verdict, {statement: truth}). A figure that is unavailable (None, NaN) makes it "not testable here".
     """
+    figures = {name: _figure(value) for name, value in figures.items()}
     outcomes = {statement: _evaluate(test, figures) for statement, test in tests.items()}
     if not outcomes:
         raise VerdictError("a verdict needs at least one test over its figures")
@@ -61,11 +103,12 @@ def judge(figures, tests):
 
 
 def _figure(value):
-    """A figure as it is judged, shown and kept: text and truth as they are, numbers rounded, what is no number (NaN) unavailable."""
-    if value is None or isinstance(value, (bool, str)):
+    """A figure as it is judged, shown and kept: text and truth as they are, numbers rounded; None for what is no finite number."""
+    if isinstance(value, str):
+        return plain(value)
+    if value is None or isinstance(value, bool):
         return value
-    value = float(value)
-    return None if math.isnan(value) else round(value, 4)
+    return round(float(value), 4) if math.isfinite(value) else None
 
 
 def verdict(claim_id, expected, **figures):
@@ -79,9 +122,13 @@ def verdict(claim_id, expected, **figures):
     claim = claims()[claim_id]
     figures = {name: _figure(value) for name, value in figures.items()}
     found, outcomes = judge(figures, claim["tests"])
-    record("verdict", id=claim_id, verdict=found, figures=figures, unit=claim["unit"])  # also one that contradicts the text: machines differ
+    record(
+        "verdict", id=claim_id, verdict=found, figures=figures, unit=claim["unit"]
+    )  # also one that contradicts the text: machines differ
     if found not in (expected, UNTESTABLE):
-        raise VerdictError(f"{claim_id}: the text says \"{expected}\", but the figures say \"{found}\": {outcomes} with {figures}")
+        raise VerdictError(
+            f'{claim_id}: the text says "{expected}", but the figures say "{found}": {outcomes} with {figures}'
+        )
     because = "a figure it needs is unavailable on this machine" if found == UNTESTABLE else claim["because"]
     _show(claim_id, claim, found, because, figures, outcomes)
 
@@ -89,20 +136,22 @@ def verdict(claim_id, expected, **figures):
 def figures_text(figures, unit):
     """The figures of a verdict in one line; truth as yes or no, what could not be measured as "unavailable"."""
     words = {None: "unavailable", True: "yes", False: "no"}
-    shown = [f"{name} = {value:,.4g}" if isinstance(value, float) else f"{name} = {words.get(value, value)}" for name, value in figures.items()]
+    shown = [
+        f"{name} = {value:,.4g}" if isinstance(value, float) else f"{name} = {words.get(value, value)}"
+        for name, value in figures.items()
+    ]
     return ", ".join(shown) + (f" ({unit})" if shown and unit else "")
 
 
 def _show(claim_id, claim, found, because, figures, outcomes):
+    """The card, and for the report all that it needs to judge again."""
+    facts = {"id": claim_id, "verdict": found, "because": because, "figures": figures, "outcomes": outcomes}
+    facts |= {name: claim[name] for name in ("flips", "tests", "unit")}
     lines = [f"{'yes' if outcomes[words] else 'no'}: {words} ({claim['tests'][words]})" for words in outcomes]
     measured = f"Measured: {figures_text(figures, claim['unit']) or 'nothing'}"
-    facts = {
-        "id": claim_id, "verdict": found, "because": because, "flips": claim["flips"], "figures": figures,
-        "tests": claim["tests"], "outcomes": outcomes, "unit": claim["unit"],
-    }  # fmt: skip
     show_card(
         f"{claim_id} {SIGNS[found]} {found}",
-        [f"\"{claim['claim']}\"", because, *lines, measured, f"When it changes: {claim['flips']}"],
-        _COLOURS[found],
+        [f'"{claim["claim"]}"', because, *lines, measured, f"When it changes: {claim['flips']}"],
+        _LOOKS[found].colour,
         {VERDICT_MIME: facts},
     )

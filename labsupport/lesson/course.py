@@ -1,6 +1,5 @@
 """The small things that make a notebook a course: a quiet start, the scale of a run, graded exercises."""
 
-import html
 import inspect
 import io
 import os
@@ -10,8 +9,9 @@ import matplotlib.pyplot as plt
 
 from labsupport.ground.budget import machine_memory, mib
 from labsupport.lesson.ledger import record
-from labsupport.showing.cards import show_card, show_widget
-from labsupport.showing.palette import GOOD, HALF
+from labsupport.showing.cards import as_html, show_card, show_widget
+from labsupport.showing.palette import FIGURES, GOOD, TO_DO
+from labsupport.showing.plain import plain
 from labsupport.showing.words import describe_plots
 
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
@@ -23,7 +23,7 @@ def load_tensorflow():
     The notebook itself only defines functions and computes shapes; it leaves any GPU to the arms.
     """
     print("Loading TensorFlow, a few seconds …", flush=True)
-    plt.style.use("labsupport.showing.lab")
+    plt.rcParams.update(FIGURES)
     describe_plots()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     # Compiled code writes to file descriptor 2 directly, before its log level can be set from Python.
@@ -43,6 +43,29 @@ def load_tensorflow():
     return tf
 
 
+def _control(name, start, allowed):
+    """(the widget whose value counts, what is shown) for one argument of explore()."""
+    import ipywidgets
+
+    named = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
+    if isinstance(allowed, list):
+        menu = ipywidgets.Dropdown(options=allowed, value=start, **named)
+        return menu, menu
+    whole = all(isinstance(number, int) for number in (start, *allowed))
+    step = allowed[2] if len(allowed) > 2 else 1 if whole else (allowed[1] - allowed[0]) / 100
+    slider, box = (
+        (ipywidgets.IntSlider, ipywidgets.BoundedIntText)
+        if whole
+        else (ipywidgets.FloatSlider, ipywidgets.BoundedFloatText)
+    )
+    shared = {"min": allowed[0], "max": allowed[1], "step": step, "value": start}
+    moved = slider(readout=False, layout={"width": "20em"}, **shared)
+    # A box of the same value: ipywidgets gives sliders no name that a screen reader could say, and it takes exact numbers.
+    typed = box(layout={"width": "18em"}, **shared, **named)
+    ipywidgets.jslink((moved, "value"), (typed, "value"))
+    return moved, ipywidgets.HBox([typed, moved])
+
+
 def explore(function, **controls):
     """Call function again whenever a control moves, and show what it prints.
 
@@ -52,41 +75,27 @@ def explore(function, **controls):
     """
     import ipywidgets
 
-    parts, rows = {}, []
-    for name, allowed in controls.items():
-        start = inspect.signature(function).parameters[name].default
-        named = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
-        if isinstance(allowed, list):
-            parts[name] = ipywidgets.Dropdown(options=allowed, value=start, **named)
-            rows.append(parts[name])
-            continue
-        whole = all(isinstance(number, int) for number in (start, *allowed))
-        step = allowed[2] if len(allowed) > 2 else 1 if whole else (allowed[1] - allowed[0]) / 100
-        slider, box = (ipywidgets.IntSlider, ipywidgets.BoundedIntText) if whole else (ipywidgets.FloatSlider, ipywidgets.BoundedFloatText)
-        shared = {"min": allowed[0], "max": allowed[1], "step": step, "value": start}
-        parts[name] = slider(readout=False, layout={"width": "20em"}, **shared)
-        # A box of the same value: ipywidgets gives sliders no name that a screen reader could say, and it takes exact numbers.
-        typed = box(layout={"width": "18em"}, **shared, **named)
-        ipywidgets.jslink((parts[name], "value"), (typed, "value"))
-        rows.append(ipywidgets.HBox([typed, parts[name]]))
+    starts = inspect.signature(function).parameters
+    made = {name: _control(name, starts[name].default, allowed) for name, allowed in controls.items()}
     answer = ipywidgets.HTML()
 
     def show(_=None):
         printed = io.StringIO()
         with redirect_stdout(printed):
-            function(**{name: part.value for name, part in parts.items()})
-        answer.value = f"<pre>{html.escape(printed.getvalue())}</pre>"
+            function(**{name: part.value for name, (part, _) in made.items()})
+        answer.value = f"<pre>{as_html(printed.getvalue())}</pre>"
         return printed.getvalue()
 
-    for part in parts.values():
+    for part, _ in made.values():
         part.observe(show, "value")
+    rows = [row for _, row in made.values()]
     show_widget(ipywidgets.VBox([*rows, answer]), show() + "(run this cell to move the sliders)")
 
 
 def choose(scale, quick, full):
     """The value for this scale: quick=... or full=.... Raises ValueError for another word."""
     if scale not in ("quick", "full"):
-        raise ValueError(f"SCALE is {scale!r}: write SCALE = \"quick\" (under 90 s) or SCALE = \"full\"")
+        raise ValueError(f'SCALE is {scale!r}: write SCALE = "quick" (under 90 s) or SCALE = "full"')
     return quick if scale == "quick" else full
 
 
@@ -100,8 +109,9 @@ def exercise(number, hint):
         yield
         passed, reason = True, ""
     except Exception as error:
-        passed, reason = False, str(error) or f"{type(error).__name__}: the code does not do it yet"
+        passed, reason = False, plain(str(error)) or f"{type(error).__name__}: the code does not do it yet"
     record("exercise", number=number, passed=passed)
-    title, lines = (f"✔ Exercise {number}: passed", []) if passed else (f"✎ Exercise {number}: not yet. {reason}", [f"Hint: {hint}"])
+    look = GOOD if passed else TO_DO
+    title = f"{look.sign} Exercise {number}: " + ("passed" if passed else f"not yet. {reason}")
     facts = {"number": number, "passed": passed, "reason": reason, "hint": hint}
-    show_card(title, lines, GOOD if passed else HALF, {EXERCISE_MIME: facts})
+    show_card(title, [] if passed else [f"Hint: {hint}"], look.colour, {EXERCISE_MIME: facts})

@@ -1,7 +1,7 @@
 """The guess that a learner makes before a measurement, and its comparison with what was measured."""
 
 from labsupport.lesson.ledger import record
-from labsupport.showing.cards import show_widget
+from labsupport.showing.cards import as_html, show_widget
 
 
 class Guess:
@@ -13,7 +13,10 @@ class Guess:
         self._question = question
         style = {"description_width": "initial"}
         self._box = ipywidgets.FloatText(value=given, description="My guess (MiB):", style=style)
-        show_widget(ipywidgets.VBox([ipywidgets.HTML(f"<b>{question}</b>"), self._box]), f"{question} (run this cell to enter a guess)")
+        show_widget(
+            ipywidgets.VBox([ipywidgets.HTML(f"<b>{as_html(question)}</b>"), self._box]),
+            f"{question} (run this cell to enter a guess)",
+        )
 
     @property
     def mib(self):

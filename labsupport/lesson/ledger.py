@@ -8,7 +8,9 @@ import json
 import os
 import platform
 import re
-from datetime import datetime, timezone
+import stat
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
@@ -16,7 +18,9 @@ from pathlib import Path, PurePath
 import psutil
 
 from labsupport.ground.budget import MIB, machine_memory
+from labsupport.showing.plain import plain, say
 
+LARGEST = 20 * MIB  # of a ledger or an export; a ledger of the whole course has a hundredth of that
 _NUMBER = (int, float)
 _EVERY = {"time": str, "lab": str, "kind": str, "machine": dict}
 _FIELDS = {
@@ -31,11 +35,16 @@ class LedgerError(ValueError):
 
 
 def ledger_path():
-    """Where the ledger is kept; None if it is turned off."""
+    """Where the ledger is kept; None if it is turned off. Raises LedgerError if there is no home folder."""
     given = os.environ.get("LABSUPPORT_LEDGER", "").strip()
     if given.lower() == "off":
         return None
-    return Path(given).expanduser() if given else Path.home() / ".labsupport" / "ledger.jsonl"
+    try:
+        return Path(given or "~/.labsupport/ledger.jsonl").expanduser()
+    except RuntimeError as error:
+        raise LedgerError(
+            f'it is not known where to keep a ledger ({error}): set LABSUPPORT_LEDGER to a file, or to "off"'
+        ) from None
 
 
 def current_lab():
@@ -65,63 +74,100 @@ def machine():
     except PackageNotFoundError:
         tensorflow = "unavailable"
     return {
-        "cores": os.cpu_count(), "memory_mib": machine_memory() // MIB, "tensorflow": tensorflow,
-        "python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}",
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "memory_mib": machine_memory() // MIB,
+        "tensorflow": tensorflow,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def record(kind, **facts):
     """Append an entry if a learner is at work here. A failure costs the entry and one sentence, never the lab."""
-    lab, path = current_lab(), ledger_path()
-    if lab is None or path is None:
-        return
-    entry = {"time": datetime.now(timezone.utc).isoformat(), "lab": lab, "kind": kind, **facts, "machine": machine()}
+    lab = current_lab()
     try:
+        if lab is None or (path := ledger_path()) is None:
+            return
+        entry = {
+            "time": datetime.now(UTC).isoformat(),
+            "lab": lab,
+            "kind": kind,
+            **facts,
+            "machine": machine(),
+        }
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _append(path, json.dumps(entry, default=float).encode() + b"\n")
+    except LedgerError as error:
+        say_once(f"Your progress is not kept: {error}. The lab goes on.")
     except OSError as error:
-        _say_once(
+        say_once(
             f"Your progress is not kept: {path} cannot be written ({error.strerror}). The lab goes on; "
             'set LABSUPPORT_LEDGER to a file that can be, or to "off".'
         )
 
 
+@contextmanager
+def _opened(path, flags):
+    """The descriptor of a regular file, closed at the end; a LedgerError for a device, a pipe or a folder, without waiting for it."""
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise LedgerError(
+                f"{path} is a device, a pipe or a folder: name an ordinary file"
+            )
+        yield file
+    finally:
+        os.close(file)
+
+
 def _append(path, line):
     """One write to a file opened for appending: lines of several kernels do not mix (POSIX)."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
+    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":  # the last write was cut short: leave only that line damaged
             line = b"\n" + line
         if os.write(file, line) < len(line):
             raise OSError(0, "no room was left on the disk")
-    finally:
-        os.close(file)
+
+
+def content(path):
+    """The bytes of a ledger or an export. Raises OSError, and LedgerError for what is no ordinary file or larger than LARGEST."""
+    with _opened(path, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        raise LedgerError(
+            f"{path} is too large to be a ledger or an export ({LARGEST // MIB} MiB at most): look what it is, and name another file"
+        )
+    return found
 
 
 @cache
-def _say_once(sentence):
-    print(sentence)
+def say_once(sentence):
+    say(plain(sentence))
 
 
 def is_entry(entry):
     """Whether this is an entry as record() writes it; files come from other people, too."""
     fields = _FIELDS.get(entry["kind"]) if isinstance(entry, dict) and isinstance(entry.get("kind"), str) else None
-    return fields is not None and all(isinstance(entry.get(name, ...), kind) for name, kind in {**_EVERY, **fields}.items())
+    return fields is not None and all(
+        isinstance(entry.get(name, ...), kind) for name, kind in {**_EVERY, **fields}.items()
+    )
 
 
 def entries():
     """(entries in the order they were written, number of unreadable lines); ([], 0) without a ledger.
 
-    Raises LedgerError if the file is there and cannot be read.
+    Raises LedgerError if the file is there and cannot be read, or if there is no home folder for it.
     """
     path = ledger_path()
     try:
-        lines = path.read_text(errors="replace").split("\n") if path else []
+        lines = content(path).decode(errors="replace").split("\n") if path else []
     except FileNotFoundError:
         lines = []
     except OSError as error:
-        raise LedgerError(f"{path} cannot be read ({error.strerror}): give yourself the right to, or set LABSUPPORT_LEDGER to another file") from None
+        raise LedgerError(
+            f"{path} cannot be read ({error.strerror}): give yourself the right to, or set LABSUPPORT_LEDGER to another file"
+        ) from None
     found = []
     for line in filter(str.strip, lines):
         try:

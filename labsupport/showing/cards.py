@@ -1,29 +1,67 @@
-"""Boxes of text in a notebook: a title, lines, and a coloured edge. Autoescaping, since labels and messages are strangers' text."""
+"""HTML in a notebook: boxes of text, the error of an arm, widgets. Labels and messages are strangers' text, so templates escape.
 
-from jinja2 import Environment
+Whatever a template is given is made plain (see plain.py) and escaped, but for Markup: what another template rendered.
+"""
 
-_TEMPLATES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_CARD = _TEMPLATES.from_string(
-    '<div style="border-left:6px solid {{ colour }};padding:4px 10px"><b>{{ title }}</b>'
-    "{% for line in lines %}<br>{{ line }}{% endfor %}</div>"
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from labsupport.showing.plain import plain
+
+
+def _finalize(value):
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+_TEMPLATES = Environment(
+    autoescape=True, finalize=_finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 
 
 def template(text):
-    """A jinja2 template that escapes whatever is put into it."""
+    """A jinja2 template, of which `.render(name=value)` escapes all values."""
     return _TEMPLATES.from_string(text)
+
+
+def as_html(text):
+    """Text on its own as HTML, for a widget that takes nothing else."""
+    return _TEXT.render(text=text)
+
+
+_TEXT = template("{{ text }}")
+_CARD = template(
+    """\
+<div style="border-left:6px solid {{ colour }};padding:4px 10px"><b>{{ title }}</b>
+{%- for line in lines %}<br>{{ line }}{% endfor %}
+</div>"""
+)
+_ERROR = template(
+    """\
+<div><b>{{ error.message }}</b>
+{%- for place, number, source in error.frames %}<br><code>{{ place }}, line {{ number }}: {{ source }}</code>{% endfor %}
+{% for title, text in folds if text %}<details><summary>{{ title }}</summary><pre>{{ text }}</pre></details>{% endfor %}
+</div>"""
+)
 
 
 def show_card(title, lines, colour, more=None):
     """Display a card, the same as plain text beside it. more: further MIME types and their data."""
     from IPython.display import display
 
-    bundle = {"text/plain": "\n".join([title, *lines]), "text/html": _CARD.render(title=title, lines=lines, colour=colour)}
-    display({**bundle, **(more or {})}, raw=True)
+    html = _CARD.render(title=title, lines=lines, colour=colour)
+    display({"text/plain": plain("\n".join([title, *lines])), "text/html": html, **(more or {})}, raw=True)
+
+
+def show_error(error):
+    """Display why an arm did not return (an ArmError): message, own lines, and folded the whole traceback and the log."""
+    from IPython.display import display
+
+    folds = [("Whole traceback", error.traceback), ("Log of the process, with the allocator's dump", error.log)]
+    display({"text/plain": plain(str(error)), "text/html": _ERROR.render(error=error, folds=folds)}, raw=True)
 
 
 def show_widget(widget, text):
     """Display a widget; a saved notebook that has not been run yet shows the text in its place."""
     from IPython.display import display
 
-    display({**widget._repr_mimebundle_(), "text/plain": text}, raw=True)
+    display({**widget._repr_mimebundle_(), "text/plain": plain(text)}, raw=True)

@@ -5,78 +5,73 @@ from dataclasses import dataclass
 import pandas as pd
 
 from labsupport.showing.picture import compare_figure
+from labsupport.showing.plain import plain
 from labsupport.showing.words import bundle
 
 _PEAK = {"tensors": "peak_mib", "process": "process_peak_mib"}
+_SMALLER = "× smaller than the first"
+_DIGITS = {"peak MiB": 1, "at the end MiB": 1, "process peak MiB": 1, "time s": 2, _SMALLER: 2}
+_LONGEST = 40  # characters of a value that a table's cell shows
 
 
 def _short(value):
     """A value for a table cell: numbers rounded; nothing for containers and whatever would be long."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = "" if value is None or isinstance(value, (dict, list, tuple)) else str(value)
-    return text if len(text) <= 40 else ""
+    text = "" if value is None or isinstance(value, (dict, list, tuple, set)) else str(value)
+    return text if len(text) <= _LONGEST else ""
 
 
 @dataclass
 class Comparison:
-    """results: the arms in the order given. story: "tensors" or "process", the memory that is compared.
-
-    frame: one row an arm; MiB and seconds; missing figures are None.
-    """
+    """results: the arms in the order given. story: "tensors" or "process", the memory that is compared."""
 
     results: list
     story: str
 
-    def ratio(self, first, second):
-        """Peak of the arm labelled `first` over the peak of the arm labelled `second`; None if unavailable."""
-        peaks = {result.label: getattr(result, _PEAK[self.story]) for result in self.results}
-        missing = {first, second} - peaks.keys()
-        if missing:
-            raise KeyError(f"no arm is labelled {', '.join(map(repr, missing))}; there are {', '.join(map(repr, peaks))}")
-        return peaks[first] / peaks[second] if peaks[first] and peaks[second] else None
-
     @property
     def frame(self):
-        base = getattr(self.results[0], _PEAK[self.story])
-        rows = []
-        for result in self.results:
-            peak = getattr(result, _PEAK[self.story])
-            rows.append(
-                {
-                    "arm": result.label,
-                    "outcome": result.outcome,
-                    "peak MiB": result.peak_mib,
-                    "at the end MiB": result.end_mib if result.ok else None,
-                    "process peak MiB": result.process_peak_mib,
-                    "time s": result.seconds,
-                    "× smaller than the first": base / peak if base and peak and result.ok else None,
-                    "value": _short(result.value),
-                }
-            )
-        return pd.DataFrame(rows).set_index("arm")
+        """A row an arm; MiB and seconds; what is unavailable is None."""
+        peaks = [getattr(result, _PEAK[self.story]) for result in self.results]
+        rows = {
+            result.label: {
+                "outcome": result.outcome,
+                "peak MiB": result.peak_mib,
+                "at the end MiB": result.end_mib if result.ok else None,
+                "process peak MiB": result.process_peak_mib,
+                "time s": result.seconds,
+                _SMALLER: peaks[0] / peak if peaks[0] and peak and result.ok else None,
+                "value": _short(result.value),
+            }
+            for result, peak in zip(self.results, peaks)
+        }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def _readable(self):
+        """The frame as it is shown: numbers rounded, a "+" behind a peak that was cut short, no empty column of values."""
+        frame = self.frame.astype(object)
+        for column, digits in _DIGITS.items():
+            frame[column] = [
+                ("unavailable" if result.ok else "–")
+                if pd.isna(number)
+                else f"{number:,.{digits}f}" + "+" * (not result.ok and "peak" in column)
+                for number, result in zip(frame[column], self.results)
+            ]
+        return frame if frame["value"].any() else frame.drop(columns="value")
 
     @property
     def text(self):
-        return self._readable().to_string()
-
-    def _readable(self):
-        frame = self.frame.astype(object)
-        died = [not result.ok for result in self.results]
-        for column, digits in (("peak MiB", 1), ("at the end MiB", 1), ("process peak MiB", 1), ("time s", 2), ("× smaller than the first", 2)):
-            frame[column] = [
-                ("–" if dead else "unavailable") if pd.isna(x) else f"{x:,.{digits}f}" + ("+" if dead and "peak" in column else "")
-                for x, dead in zip(frame[column], died)
-            ]
-        return frame if frame["value"].any() else frame.drop(columns="value")
+        return plain(self._readable().to_string())
 
     def _ipython_display_(self):
         from IPython.display import HTML, display
 
         data, metadata = bundle(compare_figure(self.results, self.story), "Side by side\n" + self.text)
         display(data, metadata=metadata, raw=True)
-        note = "" if all(r.ok for r in self.results) else "<small>+ : it did not finish; it wanted more.</small>"
-        display(HTML(self._readable().to_html(border=0, index_names=False) + note))
+        note = (
+            "" if all(result.ok for result in self.results) else "<small>+ : it did not finish; it wanted more.</small>"
+        )
+        display(HTML(plain(self._readable().to_html(border=0)) + note))  # pandas escapes markup
 
     def __str__(self):
         return self.text
@@ -91,11 +86,13 @@ def compare(*results, story="tensors"):
     if len(results) < 2:
         raise ValueError("compare() needs two or more results of run(): compare(failure, fix)")
     if story not in _PEAK:
-        raise ValueError(f"story is {story!r}: write \"tensors\" or \"process\"")
+        raise ValueError(f'story is {story!r}: write "tensors" or "process"')
     stopped = [result.label for result in results if result.outcome == "stopped"]
     if stopped:
         raise ValueError(f"{', '.join(stopped)}: stopped before the end; run that cell again first")
     labels = [result.label for result in results]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"two arms have the same label ({', '.join(labels)}): give run(..., label=...) so that they can be told apart")
+        raise ValueError(
+            f"two arms have the same label ({', '.join(labels)}): give run(..., label=...) so that they can be told apart"
+        )
     return Comparison(list(results), story)

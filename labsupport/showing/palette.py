@@ -1,15 +1,52 @@
-"""Colours, line styles and signs: one place for all pictures and cards.
+"""Colours, line styles, signs, and the look of every figure: one place for all pictures and cards.
 
 Okabe and Ito's palette stays apart for colour-blind readers (jfly.uni-koeln.de/color); line styles and signs say the
 same a second time, so that nothing is told by colour alone.
 """
+
+from typing import NamedTuple
+
+from cycler import cycler
 
 COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 LINES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1))]
 BUDGET_LINE = "#7F0000"
 PHASES = "#56B4E9"  # the shade behind a named part of an arm
 PROCESS = "#666666"  # the resident set, beside the tensors
-GOOD, HALF, BAD, UNKNOWN = "#009E73", "#E69F00", "#D55E00", "#777777"
+OUTLINE = "#999999"  # what is empty, or only leads the eye
+FAINT = "#6B6B6B"  # words of less weight: 5.3 : 1 against white, of which WCAG asks 4.5
+
+
+class Look(NamedTuple):
+    """How good or bad news looks: a sign, and the colour of its card."""
+
+    sign: str
+    colour: str
+
+
+GOOD, HALF, BAD = Look("✔", "#009E73"), Look("◐", "#E69F00"), Look("✘", "#D55E00")
+UNKNOWN, TO_DO = Look("?", "#777777"), Look("✎", "#E69F00")
+DIFFERENT = "≠"  # beside what came out in more than one way
+
+# The look of every figure, as matplotlib's rcParams; the notebooks show no styling. White, since a saved picture cannot
+# follow the page's theme.
+FIGURES = {
+    "figure.figsize": (10, 3.6),
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "axes.prop_cycle": cycler("color", COLOURS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 2,
+    "errorbar.capsize": 3,
+}
 
 
 def style(index):

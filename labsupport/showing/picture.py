@@ -1,13 +1,23 @@
-"""Still pictures of arms with matplotlib, readable on light and dark pages and for colour-blind eyes."""
+"""Still pictures of measured arms: curves, bars, budget line, phases. Every figure stays apart for colour-blind eyes."""
 
 import textwrap
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from labsupport.ground.budget import MIB
-from labsupport.showing.palette import BUDGET_LINE, COLOURS, PHASES, PROCESS, style
+from labsupport.showing.palette import BUDGET_LINE, COLOURS, FIGURES, PHASES, PROCESS, style
+from labsupport.showing.plain import for_matplotlib
 
 _ON_LINES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # behind words that lie on curves
+_ROOM = 1.12  # above the highest curve, for the words on it
+_WAITED = 3  # seconds without a change before an OOM; below that a picture is to scale
+_NAMED = 0.05  # of the time axis that a phase must take; in a narrower one its name would overlap with the next
+
+
+def _megabytes(curve):
+    """[(seconds, bytes)] as the two lists that plot() takes, in MiB."""
+    return [seconds for seconds, _ in curve], [size / MIB for _, size in curve]
 
 
 def _without_wait(result, curve):
@@ -19,87 +29,139 @@ def _without_wait(result, curve):
         return curve, 0.0
     moved = max((i for i in range(1, len(curve)) if curve[i][1] != curve[i - 1][1]), default=0)
     wait = result.seconds - curve[moved][0]
-    return (curve[: moved + 1], wait) if wait > 3 else (curve, 0.0)
+    return (curve[: moved + 1], wait) if wait > _WAITED else (curve, 0.0)
 
 
 def _curves(axes, results, story):
-    """The memory curves of all arms on one pair of axes, with budget line, phases and the point of an OOM."""
-    crosses = []
+    """The memory curves of all arms on one pair of axes, and a cross where one of them died."""
+    ends = []
     for index, result in enumerate(results):
         curve, wait = getattr(result, story), 0.0
         if len(results) > 1:
             curve, wait = _without_wait(result, curve)
-        look = style(index)
         if curve:
-            axes.plot([t for t, _ in curve], [size / MIB for _, size in curve], label=result.label, lw=2, **look)
-        if result.error is not None and curve:
-            crosses.append((*curve[-1], look["color"], result.outcome + (f", after {wait:.0f} s of waiting" if wait else "")))
-    right = axes.get_xlim()[1]
-    for seconds, size, colour, text in crosses:
+            axes.plot(*_megabytes(curve), label=for_matplotlib(result.label), **style(index))
+            if not result.ok:
+                ends.append(
+                    (
+                        *curve[-1],
+                        style(index)["color"],
+                        result.outcome + (f", after {wait:.0f} s of waiting" if wait else ""),
+                    )
+                )
+    middle = 0.5 * axes.get_xlim()[1]
+    for seconds, size, colour, words in ends:
         axes.plot(seconds, size / MIB, "X", color=colour, ms=11, mec="black", zorder=5)
-        late = seconds > 0.5 * right
-        axes.annotate(text, (seconds, size / MIB), xytext=(-10 if late else 10, -6), textcoords="offset points", va="top",
-                      ha="right" if late else "left", fontweight="bold", bbox=_ON_LINES)  # fmt: skip
-    given = {result.budget for result in results if result.budget_given}
-    if story == "tensors":
-        for budget in given:
-            axes.axhline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
-            axes.annotate(f"budget {budget / MIB:.0f} MiB", (0.99, budget / MIB), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                          textcoords="offset points", va="bottom", ha="right", color=BUDGET_LINE, bbox=_ON_LINES)  # fmt: skip
-    if len(results) == 1:
-        for index, phase in enumerate(results[0].phases):
-            axes.axvspan(phase.start, phase.end, color=PHASES, alpha=0.30 if index % 2 else 0.15, lw=0)
-            if phase.end - phase.start > 0.05 * axes.get_xlim()[1]:  # narrower, and the names would overlap
-                axes.annotate(phase.name, (phase.start, 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0),
-                              textcoords="offset points", va="top", fontsize=8, rotation=90)  # fmt: skip
+        left, side = (-10, "right") if seconds > middle else (10, "left")
+        axes.annotate(
+            words,
+            (seconds, size / MIB),
+            xytext=(left, -6),
+            textcoords="offset points",
+            va="top",
+            ha=side,
+            fontweight="bold",
+            bbox=_ON_LINES,
+        )
     axes.set(xlabel="time (s)", ylabel="tensor memory (MiB)" if story == "tensors" else "process memory added (MiB)")
-    axes.set_ylim(bottom=0)
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.12)
+
+
+def _from_zero(axes):
+    """Both axes begin at zero; above the highest curve is room for words."""
     axes.set_xlim(left=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    axes.set_ylim(0, axes.get_ylim()[1] * _ROOM)
+
+
+def _budget_lines(axes, results):
+    """A line with its name for each budget that was given."""
+    look = {
+        "xycoords": ("axes fraction", "data"),
+        "textcoords": "offset points",
+        "color": BUDGET_LINE,
+        "bbox": _ON_LINES,
+    }
+    for budget in {result.budget / MIB for result in results if result.budget_given}:
+        axes.axhline(budget, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
+        axes.annotate(f"budget {budget:.0f} MiB", (0.99, budget), xytext=(0, 3), va="bottom", ha="right", **look)
+
+
+def _shades(axes, phases):
+    """The named parts of one arm behind its curve."""
+    look = {
+        "xycoords": ("data", "axes fraction"),
+        "textcoords": "offset points",
+        "va": "top",
+        "fontsize": 8,
+        "rotation": 90,
+    }
+    for index, phase in enumerate(phases):
+        axes.axvspan(phase.start, phase.end, color=PHASES, alpha=0.30 if index % 2 else 0.15, lw=0)
+        if phase.end - phase.start > _NAMED * axes.get_xlim()[1]:
+            axes.annotate(for_matplotlib(phase.name), (phase.start, 0.98), xytext=(3, 0), **look)
+
+
+def _bars(axes, results, story):
+    """A bar for each arm's exact peak, and a hatched one for what was left at its end."""
+    peak_name, end_name = ("peak", "end") if story == "tensors" else ("process_peak", "process_end")
+    for index, result in enumerate(results):
+        peak, end = result.figures[peak_name], result.figures[end_name]
+        if peak is not None:
+            axes.barh(index, peak / MIB, 0.7, color=style(index)["color"], alpha=0.85)
+        if end is not None and result.ok:
+            axes.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
+        words = "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f" ({result.outcome})")
+        axes.annotate(
+            words, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES
+        )
+    if story == "tensors":
+        for budget in {result.budget for result in results if result.budget_given}:
+            axes.axvline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
+    axes.set_yticks(
+        range(len(results)),
+        [textwrap.fill(for_matplotlib(result.label), 22, break_long_words=False) for result in results],
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(right=axes.get_xlim()[1] * 1.25 or 1)  # room for the words behind the longest bar
+    axes.set_xlabel("MiB: bar = peak, hatched = at the end")
+    axes.grid(False)
 
 
 def arm_figure(result):
     """One arm: tensor memory over time; the process's resident set as a thin grey line."""
-    figure = Figure(figsize=(8, 2.9), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    _curves(axes, [result], "tensors")
-    if result.process:
-        axes.plot([t for t, _ in result.process], [size / MIB for _, size in result.process], color=PROCESS, lw=1,
-                  label="process (resident set)")  # fmt: skip
-        axes.set_ylim(top=max(axes.get_ylim()[1], 1.15 * max(size for _, size in result.process) / MIB))
-    if result.figures["peak"] is not None:
-        axes.axhline(result.figures["peak"] / MIB, color=COLOURS[0], lw=1, ls=":", label=f"peak {result.peak_mib:,.1f} MiB (counter)")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
-    axes.set_title(f"{result.label}: {result.outcome}", loc="left", fontsize=11)
+    with rc_context(FIGURES):
+        figure = Figure(figsize=(8, 2.9))
+        axes = figure.subplots()
+        _curves(axes, [result], "tensors")
+        _budget_lines(axes, [result])
+        if result.process:
+            axes.plot(*_megabytes(result.process), color=PROCESS, lw=1, label="process (resident set)")
+        if result.figures["peak"] is not None:
+            axes.axhline(
+                result.figures["peak"] / MIB,
+                color=COLOURS[0],
+                lw=1,
+                ls=":",
+                label=f"peak {result.peak_mib:,.1f} MiB (counter)",
+            )
+        _from_zero(axes)
+        _shades(axes, result.phases)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.set_title(f"{for_matplotlib(result.label)}: {result.outcome}")
     return figure
 
 
 def compare_figure(results, story):
     """All arms: curves on one time and one byte axis on the left, exact peak and end as bars on the right."""
-    figure = Figure(figsize=(9, 3.6 + 0.3 * max(len(results) - 3, 0)), layout="constrained", facecolor="white")
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    _curves(left, results, story)
-    if left.get_legend_handles_labels()[0]:
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=min(len(results), 3), frameon=False)
-    names = ("peak", "end") if story == "tensors" else ("process_peak", "process_end")
-    for index, result in enumerate(results):
-        peak, end = (result.figures[name] for name in names)
-        colour = style(index)["color"]
-        if peak is not None:
-            right.barh(index, peak / MIB, 0.7, color=colour, alpha=0.85)
-        if end is not None and result.ok:
-            right.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
-        text = "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f" ({result.outcome})")
-        right.annotate(text, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES)
-    if story == "tensors":
-        for budget in {result.budget for result in results if result.budget_given}:
-            right.axvline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
-    right.set_yticks(range(len(results)), [textwrap.fill(result.label, 22, break_long_words=False) for result in results])
-    right.invert_yaxis()
-    right.set_xlim(right=right.get_xlim()[1] * 1.25 or 1)
-    right.set_xlabel("MiB: bar = peak, hatched = at the end")
-    right.spines[["top", "right"]].set_visible(False)
+    with rc_context(FIGURES):
+        figure = Figure(figsize=(9, 3.6 + 0.3 * max(len(results) - 3, 0)))
+        left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+        _curves(left, results, story)
+        if story == "tensors":
+            _budget_lines(left, results)
+        _from_zero(left)
+        handles, labels = left.get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside upper center", ncols=min(len(results), 3))
+        _bars(right, results, story)
     return figure

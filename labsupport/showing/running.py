@@ -3,9 +3,12 @@
 from labsupport.ground.arm import Job, watched
 from labsupport.ground.result import expect_finished
 from labsupport.showing import live
+from labsupport.showing.plain import say
 
 
-def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, quiet=False, env=None, logical_devices=1):
+def run(
+    function, *args, budget=None, outside="2 GiB", label=None, timeout=300, quiet=False, env=None, logical_devices=1
+):
     """Run function(*args) in a fresh Python process under a budget and return an ArmResult.
 
     The function may come from a notebook cell. Whatever it does, this process survives: an out-of-memory
@@ -24,7 +27,7 @@ def run(function, *args, budget=None, outside="2 GiB", label=None, timeout=300, 
     job = Job(function, args, budget, outside, label, timeout, env, logical_devices)
     result = watched(job, lambda: live.plot_for(quiet))
     if result.output:
-        print(result.output, end="")
+        say(result.output, end="")
     return result
 
 

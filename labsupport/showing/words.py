@@ -1,7 +1,6 @@
 """Figures in words and as display data: what a screen reader, a plain terminal and a saved notebook are given."""
 
 import base64
-import html
 import io
 import re
 
@@ -9,6 +8,12 @@ import numpy as np
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
+
+from labsupport.showing.cards import template
+from labsupport.showing.plain import plain
+
+_IMAGE = template('<img alt="{{ text }}" src="data:image/png;base64,{{ png }}" style="max-width:100%">')
+_TURNED = 0.02  # of a curve's range: an extreme that is nearer to one of the curve's ends is not told beside it
 
 
 def bundle(figure, text):
@@ -18,11 +23,11 @@ def bundle(figure, text):
     tools/build.py leaves it out of committed notebooks: GitHub shows the PNG with its alt, but no picture inside HTML.
     Returns (data, metadata) for IPython.display.
     """
-    buffer = io.BytesIO()
+    text, buffer = plain(text), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=96, bbox_inches="tight", facecolor="white")
     png = base64.b64encode(buffer.getvalue()).decode()
-    markup = f'<img alt="{html.escape(text)}" src="data:image/png;base64,{png}" style="max-width:100%">'
-    return {"image/png": png, "text/html": markup, "text/plain": text}, {"image/png": {"alt": text}}
+    data = {"image/png": png, "text/html": _IMAGE.render(text=text, png=png), "text/plain": text}
+    return data, {"image/png": {"alt": text}}
 
 
 def _names(axes, upright=True):
@@ -53,28 +58,38 @@ def _line_words(line, axes, label):
     if len(x) == 1:
         return f"{label}: {y[0]:.4g} at {x[0]:.4g}"
     words = f"{label} from {y[0]:.4g} at {x[0]:.4g} to {y[-1]:.4g} at {x[-1]:.4g}"
-    margin = 0.02 * np.ptp(y)
+    margin = _TURNED * np.ptp(y)
     for word, at in (("highest", np.argmax(y)), ("lowest", np.argmin(y))):
         if min(abs(y[at] - y[0]), abs(y[at] - y[-1])) > margin:
             words += f", {word} {y[at]:.4g} at {x[at]:.4g}"
     return words
 
 
+def _bar_names(axes, flat):
+    """{place: words} of the axis that bars stand on. Ticks set by hand name the bars even where they are numbers."""
+    axis = axes.yaxis if flat else axes.xaxis
+    by_hand = axis.get_majorticklocs() if isinstance(axis.get_major_locator(), FixedLocator) else []
+    return _names(axes, flat) or {tick: f"{tick:.4g}" for tick in by_hand}
+
+
 def _bar_words(axes):
     """All bars of a pair of axes: "series: name = value, name = value", then which is the largest."""
     bars = [container for container in axes.containers if isinstance(container, BarContainer) and container.patches]
-    colour = lambda container: container.patches[0].get_facecolor()  # noqa: E731
-    labels = {colour(container): container.get_label() for container in reversed(bars) if not container.get_label().startswith("_")}
+    colours = [container.patches[0].get_facecolor() for container in bars]
+    # Parts of a stack carry their label once, the first of them, and the same colour.
+    labels = {
+        colour: container.get_label()
+        for colour, container in reversed([*zip(colours, bars)])
+        if container.get_label()[:1] != "_"
+    }
     series, values = {}, {}
-    for container in bars:
-        flat = container.orientation == "horizontal"
-        axis = axes.yaxis if flat else axes.xaxis
-        # Ticks set by hand name the bars even where they are numbers.
-        names = _names(axes, flat) or {tick: f"{tick:.4g}" for tick in axis.get_majorticklocs() if isinstance(axis.get_major_locator(), FixedLocator)}
-        label = labels.get(colour(container), "")  # parts of a stack carry their label once, and the same colour
+    for colour, container in zip(colours, bars):
+        flat, label = container.orientation == "horizontal", labels.get(colour, "")
+        names = _bar_names(axes, flat)
         for bar, value in zip(container.patches, container.datavalues):
             if flat and not names:  # one row of pieces: what counts is where they lie
-                series.setdefault(label or ("hatched" if bar.get_hatch() else ""), []).append(f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}")
+                piece = label or ("hatched" if bar.get_hatch() else "")
+                series.setdefault(piece, []).append(f"{bar.get_x():.4g} to {bar.get_x() + value:.4g}")
                 continue
             name = _named(names, bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2)
             known = not np.isnan(value)
@@ -86,12 +101,16 @@ def _bar_words(axes):
 
 def _axes_words(axes):
     """One pair of axes: title, what is measured over what, then the series and the marks."""
-    quantity = lambda axis: axis.get_label_text() + " (logarithmic scale)" * (axis.get_scale() == "log")  # noqa: E731
+    quantity = lambda axis: axis.get_label_text() + " (logarithmic scale)" * (axis.get_scale() == "log")
     beside = [other.yaxis for other in axes.get_shared_y_axes().get_siblings(axes) if other.get_ylabel()]
     upright = quantity(axes.yaxis if axes.get_ylabel() or not beside else beside[0])
-    parts = [axes.get_title() or axes.get_title(loc="left"), " over ".join(filter(None, [upright, quantity(axes.xaxis)]))]
+    parts = [
+        axes.get_title() or axes.get_title(loc="left"),
+        " over ".join(filter(None, [upright, quantity(axes.xaxis)])),
+    ]
+    errorbars = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
     labelled = [(line, line.get_label()) for line in axes.get_lines()]
-    labelled += [(container.lines[0], container.get_label()) for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    labelled += [(container.lines[0], container.get_label()) for container in errorbars]
     labelled = [(line, label) for line, label in labelled if not label.startswith("_")]
     parts += _bar_words(axes) + [_line_words(line, axes, label) for line, label in labelled]
     ends = {label: line.get_data(orig=False)[1][-1] for line, label in labelled if len(line.get_xdata()) > 2}

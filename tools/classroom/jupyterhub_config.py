@@ -21,7 +21,7 @@ FOLDER = Path(os.environ.get("CLASSROOM_FOLDER", COURSE / "build" / "classroom")
 MEMORY = parse_size(os.environ.get("CLASSROOM_MEMORY", "3 GiB"))
 SPAWNER = os.environ.get("CLASSROOM_SPAWNER", "")
 if SPAWNER not in ("systemd", "docker", "local"):
-    sys.exit(f"CLASSROOM_SPAWNER is {SPAWNER!r}: set it to systemd, docker or local (labs/classroom/TEACHING.md tells them apart)")
+    sys.exit(f"CLASSROOM_SPAWNER is {SPAWNER!r}: set it to systemd, docker or local (tools/classroom/TEACHING.md tells them apart)")
 
 # Who may log in. Nobody else can, whatever the password.
 LIST = FOLDER / "learners.txt"
@@ -41,7 +41,7 @@ c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
 c.Spawner.mem_limit = MEMORY  # also reaches the learner's server as MEM_LIMIT, which the budgets of the labs respect
 c.Spawner.default_url = "/lab/tree/course/labs/start_here.ipynb"
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120  # thirty servers that start at once on a few cores take their time
-server = ["/bin/sh", str(COURSE / "labs" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
+server = ["/bin/sh", str(COURSE / "tools" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
 
 if SPAWNER == "systemd":
     # A control group for each learner, which limits the sum of all their processes. Needs root, and a Linux account

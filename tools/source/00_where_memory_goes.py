@@ -23,16 +23,12 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading,
-    run, tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
-BATCH = choose(SCALE, quick=8192, full=32768)
+BATCH = lab.choose(SCALE, quick=8192, full=32768)
 WIDTH, DEPTH, INPUTS, CLASSES = 1024, 4, 256, 10
 
 
@@ -51,7 +47,9 @@ model = build()
 model.summary(line_length=64)
 
 # %%
-my_guess = guess(f"Peak memory of one training step of this model with Adam and a batch of {BATCH}?", GUESS_MIB)
+my_guess = lab.guess(
+    f"Peak memory of one training step of this model with Adam and a batch of {BATCH}?", GUESS_MIB
+)
 
 # %% [markdown]
 # The summary counts the weights and nothing else. A training step needs five things:
@@ -67,10 +65,11 @@ my_guess = guess(f"Peak memory of one training step of this model with Adam and 
 # Only the activations grow with the batch.
 
 # %%
-weights = tensor_mib((model.count_params(),))
-one_layer = tensor_mib((BATCH, WIDTH))
-print(f"weights: {model.count_params():,} × 4 B = {weights:.1f} MiB; one layer's output: {BATCH} × {WIDTH} × 4 B = {one_layer:.1f} MiB")
-predicted = predict_step(model, BATCH, "adam", graph=False)
+weights = lab.tensor_mib((model.count_params(),))
+one_layer = lab.tensor_mib((BATCH, WIDTH))
+print(f"weights: {model.count_params():,} × 4 B = {weights:.1f} MiB")
+print(f"one layer's output: {BATCH} × {WIDTH} × 4 B = {one_layer:.1f} MiB")
+predicted = lab.predict_step(model, BATCH, "adam", graph=False)
 predicted
 
 # %% [markdown]
@@ -78,6 +77,7 @@ predicted
 #
 # Somebody reads the summary, adds Adam's two slots and the gradients, and allows half as much again. That is a budget
 # of six times the weights, generous if weights were all.
+
 
 # %%
 def train_one_step(batch):
@@ -93,8 +93,8 @@ def train_one_step(batch):
 
 
 by_summary = f"{6 * weights:.0f} MiB"
-failure = run(train_one_step, BATCH, budget=by_summary, label="budget from summary()")
-expect_oom(failure);
+failure = lab.run(train_one_step, BATCH, budget=by_summary, label="budget from summary()")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # ## Fix
@@ -103,33 +103,35 @@ expect_oom(failure);
 
 # %%
 by_parts = f"{1.25 * predicted.total_mib:.0f} MiB"
-fix = run(train_one_step, BATCH, budget=by_parts, label="budget from all parts")
-fix.need();
+fix = lab.run(train_one_step, BATCH, budget=by_parts, label="budget from all parts")
+lab.expect_finished(fix)
 
 # %% [markdown]
 # Now the same step taken apart. Each `with phase(...)` block below gets its own exact peak, and what is still held when
 # it ends.
 
+
 # %%
 def taken_apart(batch):
-    with phase("weights"):
+    with lab.phase("weights"):
         model, optimizer = build(), keras.optimizers.Adam()
-    with phase("slots"):
+    with lab.phase("slots"):
         optimizer.build(model.trainable_variables)
-    with phase("input"):
+    with lab.phase("input"):
         x, y = tf.zeros([batch, INPUTS]), tf.zeros([batch], tf.int32)
-    with phase("forward"):
+    with lab.phase("forward"):
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-    with phase("backward"):
+    with lab.phase("backward"):
         gradients = tape.gradient(loss, model.trainable_variables)
-    with phase("update"):
+    with lab.phase("update"):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     return float(loss)
 
 
-parts = run(taken_apart, BATCH, label="one step, taken apart").need()
+parts = lab.run(taken_apart, BATCH, label="one step, taken apart")
+lab.expect_finished(parts)
 
 # %% [markdown]
 # ## Side by side
@@ -137,58 +139,53 @@ parts = run(taken_apart, BATCH, label="one step, taken apart").need()
 # First the failure and the fix, then prediction and measurement part by part.
 
 # %%
-compare(failure, fix)
+lab.compare(failure, fix)
 
 # %%
-held = {p.name: p.held / 2**20 for p in parts.phases}
-peaks = {p.name: p.peak / 2**20 for p in parts.phases}
-measured = {
-    "weights": held["weights"],
-    "optimizer slots": held["slots"] - held["weights"],
-    "input": held["input"] - held["slots"],
-    "activations kept": held["forward"] - held["input"],
-}
+kept = ("weights", "optimizer slots", "input", "activations kept")
+measured = {name: part.added_mib for name, part in zip(kept, parts.phases)}
+expected = {name: predicted.parts[name] for name in kept}
 measured["gradients and workspace"] = parts.peak_mib - sum(measured.values())
-expected = {name: predicted.parts[name] for name in ("weights", "optimizer slots", "input", "activations kept")}
-expected["gradients and workspace"] = predicted.parts["gradients"] + predicted.parts["gradients of activations"]
+expected["gradients and workspace"] = predicted.total_mib - sum(expected.values())
+sizes = pd.DataFrame({"predicted": expected, "measured": measured})
 
-figure, axes = plt.subplots(figsize=(8, 2.6), layout="constrained")
-for row, sizes in enumerate((expected, measured)):
-    left = 0.0
-    for index, (name, size) in enumerate(sizes.items()):
-        axes.barh(row, size, left=left, color=COLOURS[index], edgecolor="white", label=name if row == 0 else None)
-        left += size
-    axes.annotate(f" {left:.0f} MiB", (left, row), va="center")
-axes.set_yticks([0, 1], ["predicted", "measured"])
+axes = sizes.T.plot.barh(stacked=True, figsize=(8, 2.6), xlabel="peak of one training step (MiB)")
+axes.bar_label(axes.containers[-1], [f" {total:.0f} MiB" for total in sizes.sum()])
 axes.invert_yaxis()
-axes.set(xlabel="peak of one training step (MiB)", xlim=(0, 1.15 * max(sum(expected.values()), parts.peak_mib)))
-axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
+axes.margins(x=0.15)
+axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.3))
 plt.show()
 
 # %%
-predicted_vs_measured(**{name.replace(" ", "_"): (expected[name], measured[name]) for name in expected}, peak=(predicted.total_mib, parts.peak_mib))
+lab.predicted_vs_measured(
+    **{name.replace(" ", "_"): pair for name, *pair in sizes.itertuples()},
+    peak=(predicted.total_mib, parts.peak_mib),
+)
 
 # %%
 print(my_guess.against(parts.peak_mib))
-assert measured["activations kept"] > 3 * measured["weights"], "at this batch size activations must outweigh weights"
+assert measured["activations kept"] > 3 * measured["weights"], (
+    "at this batch size activations must outweigh weights"
+)
 
 # %% [markdown]
 # ### How much state an optimizer keeps
 
+
 # %%
 def slots_of_each():
-    model, sizes = build(), {}
-    before = reading().tensors_mib
+    with lab.phase("weights"):
+        model = build()
     for name in ("SGD", "RMSprop", "Adam"):
-        optimizer = getattr(keras.optimizers, name)()
-        optimizer.build(model.trainable_variables)
-        sizes[name] = reading().tensors_mib - before
+        with lab.phase(name):
+            optimizer = getattr(keras.optimizers, name)()
+            optimizer.build(model.trainable_variables)
         del optimizer
-    return {"weights": before, **sizes}
 
 
-slots = run(slots_of_each, label="state of three optimizers", quiet=True).need().value
-pd.DataFrame({"state MiB": slots, "× weights": {name: size / slots["weights"] for name, size in slots.items()}}).round(2)
+states = lab.measure(slots_of_each, label="state of three optimizers")
+slots = pd.Series({part.name: part.added_mib for part in states.phases})
+pd.DataFrame({"state MiB": slots, "× weights": slots / slots["weights"]}).round(2)
 
 # %% [markdown]
 # ## Explain
@@ -197,20 +194,26 @@ pd.DataFrame({"state MiB": slots, "× weights": {name: size / slots["weights"] f
 # backward pass needs each layer's output; they grow with the batch. Move the slider to find the batch at which
 # activations overtake everything that hangs on the weights.
 
+
 # %%
 def overtaking(batch=1024):
-    step = predict_step(model, batch, "adam", graph=False).parts
+    step = lab.predict_step(model, batch, "adam", graph=False).parts
     state = step["weights"] + step["gradients"] + step["optimizer slots"]
-    moving = step.get("activations kept", 0) + step.get("gradients of activations", 0) + step["input"]
-    print(f"batch {batch}: weights and their company {state:.0f} MiB, all that grows with the batch {moving:.0f} MiB (predicted)")
+    growing = ("input", "activations kept", "gradients of activations")
+    moving = sum(step.get(name, 0) for name in growing)
+    print(
+        f"batch {batch}: weights and their company {state:.0f} MiB, "
+        f"all that grows with the batch {moving:.0f} MiB (predicted)"
+    )
 
 
-explore(overtaking, batch=(32, 8192, 32))
+lab.explore(overtaking, batch=(32, 8192, 32))
 
 # %% [markdown]
 # **Three counters, three stories.** The same process, asked three ways at four moments. NumPy's memory does not pass
 # through TensorFlow's allocator. A freed tensor goes back to the allocator's pool, not to the system. Virtual size counts
 # addresses that were only reserved.
+
 
 # %%
 def three_stories():
@@ -218,8 +221,8 @@ def three_stories():
     import psutil
 
     def ask():
-        now = reading()
-        return now.tensors_mib, now.process_mib, (psutil.Process().memory_info().vms - reserved) / 2**20
+        now, virtual = lab.reading(), psutil.Process().memory_info().vms
+        return now.tensors_mib, now.process_mib, (virtual - reserved) / 2**20
 
     reserved = psutil.Process().memory_info().vms
     rows = {"at the start": ask()}
@@ -232,8 +235,9 @@ def three_stories():
     return rows, float(array[0])
 
 
-stories, _ = run(three_stories, budget="1 GiB", label="three counters", quiet=True).need().value
-pd.DataFrame(stories, index=["TensorFlow's allocator (MiB)", "resident set, as in top (MiB)", "virtual size (MiB)"]).T.round(0)
+stories, _ = lab.measure(three_stories, budget="1 GiB", label="three counters").value
+counters = ["TensorFlow's allocator (MiB)", "resident set, as in top (MiB)", "virtual size (MiB)"]
+pd.DataFrame(stories, index=counters).T.round(0)
 
 # %% [markdown]
 # The allocator answers *what do my tensors need*. The resident set answers *what will the system kill me for*; it does not
@@ -242,6 +246,7 @@ pd.DataFrame(stories, index=["TensorFlow's allocator (MiB)", "resident set, as i
 # **A sampler misses peaks.** Many tools ask for the resident set every few milliseconds from a thread. Python code that
 # holds the interpreter's lock keeps that thread out, and the peak passes unseen. The high-water mark is a counter of the
 # operating system and cannot miss it.
+
 
 # %%
 def sampled():
@@ -268,9 +273,10 @@ def sampled():
     return max(samples)
 
 
-missed = run(sampled, label="a sampler beside the counter", quiet=True).need()
+missed = lab.measure(sampled, label="a sampler beside the counter")
 mark = "unavailable" if missed.process_peak_mib is None else f"{missed.process_peak_mib:.0f} MiB"
-print(f"highest sample of the thread: {missed.value:.0f} MiB; high-water mark of the same process: {mark}")
+print(f"highest sample of the thread: {missed.value:.0f} MiB")
+print(f"high-water mark of the same process: {mark}")
 
 # %% [markdown]
 # That is why the labs take every peak from a counter and use samples only to draw the curve between.
@@ -278,18 +284,7 @@ print(f"highest sample of the thread: {missed.value:.0f} MiB; high-water mark of
 # ## Verdict
 
 # %%
-verdict(
-    "C27",
-    "holds",
-    figures={"weights": slots["weights"], "sgd": slots["SGD"], "rmsprop": slots["RMSprop"], "adam": slots["Adam"]},
-    tests={
-        "SGD keeps nothing of the weights' size": "sgd < 0.02 * weights",
-        "RMSprop keeps one copy": "0.98 * weights < rmsprop < 1.02 * weights",
-        "Adam keeps two": "1.98 * weights < adam < 2.02 * weights",
-    },
-    because="RMSprop keeps one running average a parameter, Adam two; plain SGD needs none.",
-    flips="SGD with momentum keeps one, Adam with amsgrad three; factored optimizers keep rows and columns only.",
-)
+lab.verdict("C27", "holds", **slots.rename(str.lower))
 
 # %% [markdown]
 # ## Exercises
@@ -297,10 +292,11 @@ verdict(
 # **1.** Without running anything: how many MiB does one training step of this model take with plain SGD and a batch
 # of 64, inside a `tf.function`? Return the number; build it from parts, or let `predict_step` do it.
 
+
 # %%
 def my_prediction():
     # BEGIN SOLUTION
-    return predict_step(model, 64, "sgd", graph=True).total_mib
+    return lab.predict_step(model, 64, "sgd", graph=True).total_mib
     # END SOLUTION
 
 
@@ -313,35 +309,45 @@ def small_sgd_step():
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
     step()
 
 
-truth = run(small_sgd_step, label="SGD, batch 64", quiet=True).need()
-with exercise(1, "Weights + gradients + no slots + the batch's activations; see the table of five parts."):
+truth = lab.measure(small_sgd_step, label="SGD, batch 64")
+with lab.exercise(
+    1, "Weights + gradients + no slots + the batch's activations; see the table of five parts."
+):
     answer = my_prediction()
     assert answer is not None, "my_prediction() returns nothing yet: return a number of MiB."
     error = abs(answer - truth.peak_mib) / truth.peak_mib
-    assert error < 0.25, f"you said {answer:.0f} MiB, measured were {truth.peak_mib:.0f} MiB: which part is missing?"
+    assert error < 0.25, (
+        f"you said {answer:.0f} MiB, measured were {truth.peak_mib:.0f} MiB: which part is missing?"
+    )
 
 # %% [markdown]
 # **2.** Under the budget that killed the failing arm, which batch size still fits? Return the largest power of two
 # that you would dare, by prediction; it is then run.
 
+
 # %%
 def my_batch(budget_mib):
     # BEGIN SOLUTION
     batch = 1
-    while predict_step(model, 2 * batch, "adam", graph=False).total_mib < 0.9 * budget_mib:
+    while lab.predict_step(model, 2 * batch, "adam", graph=False).total_mib < 0.9 * budget_mib:
         batch *= 2
     return batch
     # END SOLUTION
 
 
 batch = my_batch(6 * weights)
-with exercise(2, "Double the batch while predict_step(...).total_mib stays below nine tenths of the budget."):
+with lab.exercise(
+    2, "Double the batch while predict_step(...).total_mib stays below nine tenths of the budget."
+):
     assert batch is not None, "my_batch() returns nothing yet: return a whole number."
-    tried = run(train_one_step, batch, budget=by_summary, label=f"batch {batch}", quiet=True)
+    tried = lab.run(train_one_step, batch, budget=by_summary, label=f"batch {batch}", quiet=True)
     assert tried.ok, f"a batch of {batch} does not fit: {tried.error}"
-    assert tried.peak_mib > 0.5 * 6 * weights, f"a batch of {batch} uses only {tried.peak_mib:.0f} MiB; twice that batch might fit too."
+    assert tried.peak_mib > 0.5 * 6 * weights, (
+        f"a batch of {batch} uses only {tried.peak_mib:.0f} MiB; twice that batch might fit too."
+    )

@@ -24,14 +24,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, explore, guess, load_tensorflow, predicted_vs_measured, reading, run, tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import style
+import labsupport as lab
 
-tf = load_tensorflow()
+tf = lab.load_tensorflow()
 
-CALLS = choose(SCALE, quick=100, full=500)
+CALLS = lab.choose(SCALE, quick=100, full=500)
 WIDTH, DEPTH = 64, 4
 
 # %% [markdown]
@@ -40,9 +37,13 @@ WIDTH, DEPTH = 64, 4
 # A small network and one training step, written by hand. The learning rate falls a little with every step, as a
 # schedule makes it do.
 
+
 # %%
 def make_step(counter=None):
-    weights = [tf.Variable(0.1 * tf.random.stateless_normal((WIDTH, WIDTH), seed=(1, i))) for i in range(DEPTH)]
+    weights = [
+        tf.Variable(0.1 * tf.random.stateless_normal((WIDTH, WIDTH), seed=(1, i)))
+        for i in range(DEPTH)
+    ]
 
     def step(x, rate):
         if counter is not None:
@@ -68,17 +69,21 @@ def rate_at(i):
 
 
 # %%
-my_guess = guess(f"After the first step: by how much does the process grow in {CALLS} more steps?", GUESS_MIB)
+my_guess = lab.guess(
+    f"After the first step: by how much does the process grow in {CALLS} more steps?", GUESS_MIB
+)
 
 # %% [markdown]
 # Now the arithmetic. The shapes say that nothing can grow: a step holds the weights, as many gradients, and a few
 # tensors of shape (rows, width).
 
 # %%
-weights_mib = DEPTH * tensor_mib((WIDTH, WIDTH))
-activations_mib = 3 * DEPTH * tensor_mib((32, WIDTH))
-predicted_peak = 2 * weights_mib + activations_mib
-print(f"weights and gradients {2 * weights_mib:.2f} MiB, activations at most {activations_mib:.2f} MiB, growth 0 MiB")
+weights_mib = DEPTH * lab.tensor_mib((WIDTH, WIDTH))
+activations_mib = 3 * DEPTH * lab.tensor_mib((32, WIDTH))
+print(
+    f"weights and gradients {2 * weights_mib:.2f} MiB, "
+    f"activations at most {activations_mib:.2f} MiB, growth 0 MiB"
+)
 
 # %% [markdown]
 # But a `tf.function` keeps a graph for every *kind* of call it has seen, for as long as it lives. A tensor counts by
@@ -100,22 +105,24 @@ for name, traces in predicted_traces.items():
 #
 # The step is decorated correctly, once, outside the loop. Only the rate is a Python number.
 
+
 # %%
 def watch(step, calls):
     """Make the calls; after the first one, note how much the process has grown (MiB)."""
     first, *others = calls
     step(*first)
-    start, growth = reading(), []
-    for arguments in others:
-        step(*arguments)
-        growth.append(reading().process_mib - start.process_mib)
-    tensors = None if start.tensors_mib is None else reading().tensors_mib - start.tensors_mib
-    operations = len(step.get_concrete_function(*first).graph.get_operations())
-    signatures = [line for line in step.pretty_printed_concrete_signatures().splitlines() if line.startswith("  rate")][:4]
+    start, growth = lab.reading().process_mib, []
+    with lab.phase("after the first call"):
+        for arguments in others:
+            step(*arguments)
+            growth.append(lab.reading().process_mib - start)
+    signatures = step.pretty_printed_concrete_signatures().splitlines()
     return {
-        "traces": step.experimental_get_tracing_count(), "growth": growth, "tensors": tensors,
-        "operations": operations, "signatures": signatures,
-    }  # fmt: skip
+        "traces": step.experimental_get_tracing_count(),
+        "growth": growth,
+        "operations": len(step.get_concrete_function(*first).graph.get_operations()),
+        "rates": [line for line in signatures if line.startswith("  rate")][:4],
+    }
 
 
 def python_rates():
@@ -123,22 +130,28 @@ def python_rates():
     return watch(step, [(x, rate_at(i)) for i in range(CALLS + 1)])
 
 
-numbers = run(python_rates, label="rate: Python number").need()
+numbers = lab.run(python_rates, label="rate: Python number")
+lab.expect_finished(numbers)
 
 # %% [markdown]
 # The grey line, the process, climbs; the orange one, the tensors, lies on the floor. No budget for tensors would ever
 # stop this. Three ways to see it from inside:
 
 # %%
-print(f"traces (step.experimental_get_tracing_count()): {numbers.value['traces']} for {CALLS + 1} calls")
-print(f"growth of the process: {numbers.value['growth'][-1]:.1f} MiB; of the tensors: {numbers.value['tensors']:.2f} MiB")
-print("the kinds it keeps (step.pretty_printed_concrete_signatures()), the rates of the first ones:")
-print("\n".join(numbers.value["signatures"]))
+traces = numbers.value["traces"]
+print(f"traces (step.experimental_get_tracing_count()): {traces} for {CALLS + 1} calls")
+print(
+    f"growth of the process: {numbers.value['growth'][-1]:.1f} MiB; "
+    f"of the tensors: {numbers.phase('after the first call').added_mib:.2f} MiB"
+)
+print("the kinds it keeps (step.pretty_printed_concrete_signatures()), the first ones' rates:")
+print("\n".join(numbers.value["rates"]))
 
 # %% [markdown]
 # ## Fix
 #
 # One change: the rate goes in as a tensor.
+
 
 # %%
 def tensor_rates():
@@ -146,11 +159,13 @@ def tensor_rates():
     return watch(step, [(x, tf.constant(rate_at(i))) for i in range(CALLS + 1)])
 
 
-tensors = run(tensor_rates, label="rate: tensor").need()
+tensors = lab.run(tensor_rates, label="rate: tensor")
+lab.expect_finished(tensors)
 
 # %% [markdown]
 # **The same with shapes.** Texts, sounds and last batches have many lengths. Each new one is a new kind of call,
 # tensor or not. Here the fix is a signature that leaves the length open (`None`).
+
 
 # %%
 def every_length():
@@ -164,15 +179,15 @@ def one_signature():
     return watch(step, [(rows(32 + i), tf.constant(rate_at(i))) for i in range(CALLS + 1)])
 
 
-lengths = run(every_length, label="each length a shape", quiet=True).need()
-signature = run(one_signature, label="one signature", quiet=True).need()
+lengths = lab.measure(every_length, label="each length a shape")
+signature = lab.measure(one_signature, label="one signature")
 
 # %% [markdown]
 # ## Side by side
 
 # %%
 arms = (numbers, tensors, lengths, signature)
-side_by_side = compare(*arms, story="process")
+side_by_side = lab.compare(*arms, story="process")
 side_by_side
 
 # %% [markdown]
@@ -180,30 +195,28 @@ side_by_side
 # call:
 
 # %%
-figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
-for index, arm in enumerate(arms):
-    axes.plot(range(1, CALLS + 1), arm.value["growth"], label=arm.label, lw=2, **style(index))
-axes.set(xlabel="calls after the first", ylabel="process memory added (MiB)", xlim=(0, None))
-axes.grid(alpha=0.3)
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False)
+grown = pd.DataFrame({arm.label: arm.value["growth"] for arm in arms}, range(1, CALLS + 1))
+words = {"xlabel": "calls after the first", "ylabel": "process memory added (MiB)"}
+grown.plot(style=lab.LINES, xlim=(0, None), **words)
 plt.show()
 
-growth = {arm.label: arm.value["growth"][-1] for arm in arms}
-print(pd.DataFrame({
+growth = grown.iloc[-1]
+added = {arm.label: arm.phase("after the first call").added_mib for arm in arms}
+summary = {
     "traces predicted": predicted_traces,
     "traces measured": {arm.label: arm.value["traces"] for arm in arms},
-    "process MiB after the first call": {label: f"{size:.1f}" for label, size in growth.items()},
-    "tensors MiB after the first call": {arm.label: f"{arm.value['tensors']:.2f}" for arm in arms},
-}).to_string())  # fmt: skip
-assert all(arm.value["traces"] == predicted_traces[arm.label] for arm in arms)
+    "process MiB after the first call": growth.map("{:.1f}".format),
+    "tensors MiB after the first call": {label: f"{size:.2f}" for label, size in added.items()},
+}
+print(pd.DataFrame(summary).to_string())
+assert summary["traces measured"] == predicted_traces
 
 # %% [markdown]
 # Is a trace's price steady? Then the first quarter of the calls predicts the whole.
 
 # %%
 quarter = CALLS // 4
-predicted_vs_measured(
+lab.predicted_vs_measured(
     Python_numbers=(4 * numbers.value["growth"][quarter - 1], growth["rate: Python number"]),
     each_length_a_shape=(4 * lengths.value["growth"][quarter - 1], growth["each length a shape"]),
 )
@@ -222,6 +235,7 @@ print(my_guess.against(growth["rate: Python number"]))
 # Numbers and shapes are the common cases. Which others trace again, and does the advice for them work? One process,
 # each case with a function of its own; a Python counter inside the step counts traces, since Python runs only then.
 
+
 # %%
 def survey(calls):
     import gc
@@ -232,10 +246,8 @@ def survey(calls):
         def now(self):
             return 0.001
 
-    schedule = Schedule()
+    schedule, one_kind, kept = Schedule(), tf.constant(0.001), []
     now = schedule.now
-    kept = []
-    one_kind = tf.constant(0.001)
 
     def fresh(step, keep):
         function = tf.function(step)
@@ -246,39 +258,48 @@ def survey(calls):
     def asked(step):
         return tf.function(lambda x, ask: step(x, ask()))
 
-    def padded(x):
-        return tf.pad(x, [[0, -x.shape[0] % 32], [0, 0]])
+    def relaxed(step):
+        return tf.function(step, reduce_retracing=True)
+
+    def untraced(step):
+        return step
+
+    def padded(number):
+        return tf.pad(rows(number), [[0, -number % 32], [0, 0]])
 
     cases = {
-        "number, reduce_retracing=True": lambda step: (tf.function(step, reduce_retracing=True), lambda f, i: f(x, rate_at(i))),
-        "number as np.float32": lambda step: (tf.function(step), lambda f, i: f(x, np.float32(rate_at(i)))),
-        "lengths, reduce_retracing=True": lambda step: (tf.function(step, reduce_retracing=True), lambda f, i: f(rows(32 + i), one_kind)),
-        "lengths padded to multiples of 32": lambda step: (tf.function(step), lambda f, i: f(padded(rows(32 + i)), one_kind)),
-        "a new object each time": lambda step: (asked(step), lambda f, i: f(x, Schedule().now)),
-        "the same object's method": lambda step: (asked(step), lambda f, i: f(x, schedule.now)),
-        "the same method, looked up once": lambda step: (asked(step), lambda f, i: f(x, now)),
-        "a new tf.function each time, kept": lambda step: (step, lambda f, i: fresh(f, keep=True)),
-        "a new tf.function each time, dropped": lambda step: (step, lambda f, i: fresh(f, keep=False)),
+        "number, reduce_retracing=True": (relaxed, lambda f, i: f(x, rate_at(i))),
+        "number as np.float32": (tf.function, lambda f, i: f(x, np.float32(rate_at(i)))),
+        "lengths, reduce_retracing=True": (relaxed, lambda f, i: f(rows(32 + i), one_kind)),
+        "lengths padded to multiples of 32": (
+            tf.function,
+            lambda f, i: f(padded(32 + i), one_kind),
+        ),
+        "a new object each time": (asked, lambda f, i: f(x, Schedule().now)),
+        "the same object's method": (asked, lambda f, i: f(x, schedule.now)),
+        "the same method, looked up once": (asked, lambda f, i: f(x, now)),
+        "a new tf.function each time, kept": (untraced, lambda f, i: fresh(f, keep=True)),
+        "a new tf.function each time, dropped": (untraced, lambda f, i: fresh(f, keep=False)),
     }
     warm = tf.function(make_step())  # what start-up left free is filled before anything is measured
     for i in range(16):
         warm(x, rate_at(i))
-    gc.freeze()  # leaves what is there already, all of TensorFlow, out of every later collection: they become fast
+    gc.freeze()  # leaves what is there, all of TensorFlow, out of later collections: fast ones
     graph_type = type(warm.get_concrete_function(x, rate_at(0)).graph)
 
     def process_now():
         gc.collect()
-        return reading().process_mib
+        return lab.reading().process_mib
 
     def graphs_alive():
         gc.collect()
         return sum(type(thing) is graph_type for thing in gc.get_objects())
 
     table = {}
-    for name, case in cases.items():
+    for name, (prepare, call) in cases.items():
         counter, alive = [], graphs_alive()
         times = calls * (2 if "new tf.function" in name else 1)
-        function, call = case(make_step(counter))
+        function = prepare(make_step(counter))
         kept.append(function)
         for i in range(times):
             if i == times // 2:
@@ -286,16 +307,19 @@ def survey(calls):
             call(function, i)
         grown = process_now() - half
         table[name] = {
-            "calls": times, "traces": len(counter), "graphs left alive": graphs_alive() - alive,
+            "calls": times,
+            "traces": len(counter),
+            "graphs left alive": graphs_alive() - alive,
             "KiB a call": 1024 * grown / (times - times // 2),
-        }  # fmt: skip
+        }
     return table
 
 
-SURVEY_CALLS = choose(SCALE, quick=8, full=40)
-surveyed = run(survey, SURVEY_CALLS, label="what else traces again", quiet=True).need()
-others = pd.DataFrame(surveyed.value).T.astype({"calls": int, "traces": int, "graphs left alive": int}).round(0)
-print("KiB a call: growth of the process in the second half of the calls, when everything is warm\n\n" + others.to_string())
+SURVEY_CALLS = lab.choose(SCALE, quick=8, full=40)
+surveyed = lab.measure(survey, SURVEY_CALLS, label="what else traces again")
+others = pd.DataFrame.from_dict(surveyed.value, orient="index").round(0)
+print("KiB a call: growth of the process in the second half of the calls, when all is warm\n")
+print(others.to_string())
 ups = others["traces"]
 assert ups["number, reduce_retracing=True"] == SURVEY_CALLS and ups["number as np.float32"] == 1
 assert ups["lengths, reduce_retracing=True"] <= 2 and ups["the same method, looked up once"] == 1
@@ -311,12 +335,17 @@ assert ups["lengths, reduce_retracing=True"] <= 2 and ups["the same method, look
 # below the trace. An array that a traced function merely *mentions* is copied into each of its graphs. And in
 # TensorFlow 1's style one graph grows with every operation that the loop makes, although nothing is traced at all.
 
+
 # %%
 def below_the_trace(calls):
     import time
 
     w = tf.Variable(tf.ones((WIDTH, WIDTH)))
-    forward = tf.function(lambda x: tf.reduce_sum(tf.nn.relu(x @ w)), jit_compile=True, input_signature=[tf.TensorSpec([None, WIDTH])])
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None, WIDTH])])
+    def forward(x):
+        return tf.reduce_sum(tf.nn.relu(x @ w))
+
     forward(rows(8))
     seconds = {"a new length": [], "the same length again": []}
     for i in range(calls):
@@ -324,7 +353,8 @@ def below_the_trace(calls):
             x, start = rows(32 + i), time.monotonic()
             forward(x)
             seconds[kind].append(time.monotonic() - start)
-    return forward.experimental_get_tracing_count(), {kind: 1000 * np.median(times) for kind, times in seconds.items()}
+    milliseconds = {kind: 1000 * float(np.median(times)) for kind, times in seconds.items()}
+    return forward.experimental_get_tracing_count(), milliseconds
 
 
 def session_loop(calls):
@@ -341,29 +371,34 @@ def baked(array, calls):
     x, tensor, table = tf.ones(array.shape), tf.constant(array), {}
     for name, held in (("a tensor", tensor), ("a NumPy array", array)):
         function = tf.function(lambda x, k: tf.reduce_sum(x + held) * k)
-        before = reading()
-        for i in range(calls):
-            function(x, float(i))
-        after = reading()
+        before = lab.reading().process_mib
+        with lab.phase(name):
+            for i in range(calls):
+                function(x, float(i))
+        grown = lab.reading().process_mib - before
         one = function.get_concrete_function(x, 0.0).graph.as_graph_def().ByteSize() / 2**20
-        table[name] = {
-            "one graph, serialized MiB": one, "tensors MiB": (after.tensors_mib or 0) - (before.tensors_mib or 0),
-            "process MiB": after.process_mib - before.process_mib,
-        }  # fmt: skip
+        table[name] = {"one graph, serialized MiB": one, "process MiB": grown}
     return table, session_loop(calls)
 
 
-compiled = run(below_the_trace, 12, label="XLA", quiet=True).need()
+compiled = lab.measure(below_the_trace, 12, label="XLA")
 count, milliseconds = compiled.value
-print(f"XLA, {count} trace for 13 lengths: " + ", ".join(f"{kind} {t:.1f} ms" for kind, t in milliseconds.items()) + " (median)")
+times = ", ".join(f"{kind} {t:.1f} ms" for kind, t in milliseconds.items())
+print(f"XLA, {count} trace for 13 lengths: {times} (median)")
 
 an_array = np.ones((512, 512), np.float32)
-constants = run(baked, an_array, 20, label="baked in", quiet=True).need()
+constants = lab.measure(baked, an_array, 20, label="baked in")
 print(f"\n20 traces of a function that mentions {an_array.nbytes / 2**20:.0f} MiB as …")
-mentioned, (first, last) = constants.value
-print(pd.DataFrame(mentioned).T.round(2).to_string())
-print(f"\nsession.run(x * 2.0) in a loop: {first} operations in the graph after the first turn, {last} after the 20th")
-assert mentioned["a NumPy array"]["process MiB"] > 3 * mentioned["a tensor"]["process MiB"] and last > first
+table, (first, last) = constants.value
+mentioned = pd.DataFrame.from_dict(table, orient="index")
+mentioned.insert(1, "tensors MiB", [part.added_mib for part in constants.phases])
+print(mentioned.round(2).to_string())
+print(
+    f"\nsession.run(x * 2.0) in a loop: {first} operations in the graph after the first turn, "
+    f"{last} after the 20th"
+)
+grown = mentioned["process MiB"]
+assert grown["a NumPy array"] > 3 * grown["a tensor"] and last > first
 
 # %% [markdown]
 # The cures: pad to a few lengths for XLA; make a tensor of the array first, so that the graphs share it; make operations
@@ -374,47 +409,41 @@ assert mentioned["a NumPy array"]["process MiB"] > 3 * mentioned["a tensor"]["pr
 # operations.
 
 # %%
-per_operation = growth["rate: Python number"] / CALLS / numbers.value["operations"]
-print(f"one trace: {numbers.value['operations']} operations of {1024 * per_operation:.0f} KiB each (this run)")
+operations = numbers.value["operations"]
+per_operation = growth["rate: Python number"] / CALLS / operations
+print(f"one trace: {operations} operations of {1024 * per_operation:.0f} KiB each (this run)")
 
 
 def cost(calls=10_000, different_values=10_000, operations=1_000):
     traces = min(calls, different_values)
     total = traces * operations * per_operation
     until = 1024 / (operations * per_operation)
-    print(f"{traces:,} traces add {total:,.0f} MiB; 1 GiB is reached after {until:,.0f} traces (predicted)")
+    print(f"{traces:,} traces add {total:,.0f} MiB (predicted)")
+    print(f"1 GiB is reached after {until:,.0f} traces (predicted)")
 
 
-explore(cost, calls=(100, 20_000, 100), different_values=(1, 10_000, 1), operations=(50, 10_000, 50))
+many = (1, 10_000, 1)
+lab.explore(cost, calls=(100, 20_000, 100), different_values=many, operations=(50, 10_000, 50))
 
 # %% [markdown]
 # ## Verdict
 
 # %%
-verdict(
+rebuilt_kept = surveyed.value["a new tf.function each time, kept"]
+rebuilt_dropped = surveyed.value["a new tf.function each time, dropped"]
+lab.verdict(
     "C12",
     "partly",
-    figures={
-        "calls": CALLS,
-        "number_traces": numbers.value["traces"],
-        "number_growth": growth["rate: Python number"],
-        "tensor_growth": growth["rate: tensor"],
-        "lengths_growth": growth["each length a shape"],
-        "signature_growth": growth["one signature"],
-        "kept_graphs": surveyed.value["a new tf.function each time, kept"]["graphs left alive"],
-        "kept_a_call": surveyed.value["a new tf.function each time, kept"]["KiB a call"] / 1024,
-        "dropped_graphs": surveyed.value["a new tf.function each time, dropped"]["graphs left alive"],
-        "dropped_a_call": surveyed.value["a new tf.function each time, dropped"]["KiB a call"] / 1024,
-    },
-    tests={
-        "a trace for every Python number makes the process grow": "number_traces > calls and tensor_growth < 0.2 * number_growth",
-        "a trace for every shape makes the process grow": "signature_growth < 0.2 * lengths_growth",
-        "functions rebuilt in a loop make it grow, though nothing keeps them": "dropped_a_call > 0.5 * kept_a_call",
-        "and their graphs stay alive": "dropped_graphs > 0.5 * kept_graphs",
-    },
-    because="A living function keeps every graph it traced, out of the allocator's sight; a dropped one gives them back.",
-    flips="With tensors, open or bucketed shapes the traces are few; a rebuilt function adds memory once something keeps it.",
-    unit="MiB; calls, traces and graphs are counts",
+    calls=CALLS,
+    number_traces=numbers.value["traces"],
+    number_growth=growth["rate: Python number"],
+    tensor_growth=growth["rate: tensor"],
+    lengths_growth=growth["each length a shape"],
+    signature_growth=growth["one signature"],
+    kept_graphs=rebuilt_kept["graphs left alive"],
+    kept_a_call=rebuilt_kept["KiB a call"] / 1024,
+    dropped_graphs=rebuilt_dropped["graphs left alive"],
+    dropped_a_call=rebuilt_dropped["KiB a call"] / 1024,
 )
 
 # %% [markdown]
@@ -422,6 +451,7 @@ verdict(
 #
 # **1.** This loop has two faults: rates are Python numbers and batches have many lengths. Keep the calls' results,
 # and bring it down to one or two traces. (`make_step` stays as it is.)
+
 
 # %%
 def faulty(counter, calls):
@@ -431,26 +461,39 @@ def faulty(counter, calls):
 
 def repaired(counter, calls):
     # BEGIN SOLUTION
-    step = tf.function(make_step(counter), input_signature=[tf.TensorSpec([None, WIDTH]), tf.TensorSpec([])])
+    kind = [tf.TensorSpec([None, WIDTH]), tf.TensorSpec([])]
+    step = tf.function(make_step(counter), input_signature=kind)
     return [float(step(rows(20 + i), tf.constant(rate_at(i)))) for i in range(calls)]
     # END SOLUTION
 
 
 def both(calls):
     counters = [], []
-    return [loop(counter, calls) for loop, counter in zip((faulty, repaired), counters)], [len(c) for c in counters]
+    losses = [loop(counter, calls) for loop, counter in zip((faulty, repaired), counters)]
+    return losses, [len(counter) for counter in counters]
 
 
-repaired_run = run(both, 10, label="two faults", quiet=True)
-with exercise(1, "tf.constant for the rate; input_signature with None for the length, or reduce_retracing=True."):
+repaired_run = lab.run(both, 10, label="two faults", quiet=True)
+with lab.exercise(
+    1,
+    "tf.constant for the rate; input_signature with None for the length, or reduce_retracing=True.",
+):
     assert repaired_run.ok, str(repaired_run.error)
     (wanted, got), (before, after) = repaired_run.value
-    assert got is not None, "repaired() returns nothing yet: return the list of losses, as faulty() does."
-    assert len(got) == len(wanted) and np.allclose(got, wanted, rtol=1e-3), "the losses differ from the faulty loop's."
-    assert 1 <= after <= 2, f"the step was traced {after} times (the faulty loop: {before}); make_step(counter) must get the counter."
+    assert got is not None, (
+        "repaired() returns nothing yet: return the list of losses, as faulty() does."
+    )
+    assert len(got) == len(wanted) and np.allclose(got, wanted, rtol=1e-3), (
+        "the losses differ from the faulty loop's."
+    )
+    assert 1 <= after <= 2, (
+        f"the step was traced {after} times (the faulty loop: {before}); "
+        "make_step(counter) must get the counter."
+    )
 
 # %% [markdown]
 # **2.** XLA wants few concrete shapes. Write `bucket(length)`: the smallest power of two, 32 or more, into which the length fits.
+
 
 # %%
 def bucket(length):
@@ -459,16 +502,23 @@ def bucket(length):
     # END SOLUTION
 
 
-with exercise(2, "Start with 32 and double it while it is smaller than the length."):
+with lab.exercise(2, "Start with 32 and double it while it is smaller than the length."):
     sizes = [bucket(length) for length in range(1, 1001)]
     assert None not in sizes, "bucket() returns nothing yet: return the padded length."
-    assert all(size >= length for length, size in enumerate(sizes, 1)), "some length does not fit into its bucket."
-    assert len(set(sizes)) == 6, f"lengths 1 to 1000 fall into {len(set(sizes))} shapes; six are enough: 32, 64, … 1024."
-    assert all(size < 2 * length for length, size in enumerate(sizes, 1) if length > 32), "take the smallest bucket that fits."
+    assert all(size >= length for length, size in enumerate(sizes, 1)), (
+        "some length does not fit into its bucket."
+    )
+    assert len(set(sizes)) == 6, (
+        f"lengths 1 to 1000 fall into {len(set(sizes))} shapes; six are enough: 32, 64, … 1024."
+    )
+    assert all(size < 2 * length for length, size in enumerate(sizes, 1) if length > 32), (
+        "take the smallest bucket that fits."
+    )
 
 # %% [markdown]
 # **3.** One trace can be large by itself: `LSTM(unroll=True)` writes every time step into the graph. From the operation
 # counts of two lengths, predict the count for a third.
+
 
 # %%
 def lstm_operations(lengths):
@@ -476,7 +526,8 @@ def lstm_operations(lengths):
 
     def count(length, unroll):
         layer = keras.layers.LSTM(12, unroll=unroll)
-        traced = tf.function(lambda x: layer(x)).get_concrete_function(tf.TensorSpec((4, length, 3)))
+        call = tf.function(lambda x: layer(x))
+        traced = call.get_concrete_function(tf.TensorSpec((4, length, 3)))
         return len(traced.graph.get_operations())
 
     return {length: (count(length, True), count(length, False)) for length in lengths}
@@ -490,11 +541,16 @@ def predict_operations(length, known):
     # END SOLUTION
 
 
-lstm_run = run(lstm_operations, (20, 40, 100), label="LSTM", quiet=True)
-with exercise(3, "Each step adds the same operations: a straight line through two points."):
+lstm_run = lab.run(lstm_operations, (20, 40, 100), label="LSTM", quiet=True)
+with lab.exercise(3, "Each step adds the same operations: a straight line through two points."):
     assert lstm_run.ok, str(lstm_run.error)
     answer = predict_operations(100, {length: lstm_run.value[length][0] for length in (20, 40)})
-    assert answer is not None, "predict_operations() returns nothing yet: return a number of operations."
+    assert answer is not None, (
+        "predict_operations() returns nothing yet: return a number of operations."
+    )
     unrolled, looped = lstm_run.value[100]
-    assert abs(answer - unrolled) < 0.02 * unrolled, f"predicted {answer:.0f}, counted {unrolled} (as a loop: {looped})."
-    print(f"100 steps: {unrolled} operations unrolled, {looped} as a loop, the same as for 20 steps ({lstm_run.value[20][1]}).")
+    assert abs(answer - unrolled) < 0.02 * unrolled, (
+        f"predicted {answer:.0f}, counted {unrolled} (as a loop: {looped})."
+    )
+    print(f"100 steps: {unrolled} operations unrolled, {looped} as a loop,")
+    print(f"the same as for 20 steps ({lstm_run.value[20][1]}).")

@@ -1,0 +1,131 @@
+"""What the doctor tells in figures: what the peak was made of, and how the level moved. Pure functions over records."""
+
+import statistics
+from dataclasses import dataclass, fields
+
+from labsupport.ground.budget import MIB, mib
+
+# Fewer levels than two in each third give no median.
+_FEWEST_LEVELS = 6
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of tensor memory at its peak, and of the allocation that found no room, by what they were.
+
+    working: what no object that was alive accounts for: activations, gradients and intermediates.
+    """
+
+    weights: int = 0
+    slots: int = 0
+    other_variables: int = 0
+    replicas: int = 0
+    earlier_models: int = 0
+    data: int = 0
+    kept: int = 0
+    buffers: int = 0
+    working: int = 0
+
+    def rows(self):
+        """[(words, bytes)] of what has a size, largest first."""
+        sizes = [(_WORDS[part.name], getattr(self, part.name)) for part in fields(self)]
+        return sorted((row for row in sizes if row[1]), key=lambda row: -row[1])
+
+
+_WORDS = {
+    "weights": "weights",
+    "slots": "optimizer slots",
+    "other_variables": "other variables",
+    "replicas": "copies on other devices",
+    "earlier_models": "models that came before",
+    "data": "data held as tensors",
+    "kept": "tensors kept by the script",
+    "buffers": "buffers of pipelines",
+    "working": "activations, gradients and intermediates",
+}
+
+
+def wanted(result):
+    """Bytes of the allocation that found no room; None where that is not told.
+
+    Where TensorFlow crashed in place of raising an error, it is the array that was being copied just then.
+    """
+    return (result.wanted or result.facts.converted.now or None) if result.error else None
+
+
+def in_use(result):
+    """Bytes in use when memory ran out; None where that is not told.
+
+    Where several operations fail side by side, the first lets go of its tensors before the last dump is written.
+    """
+    return max(result.dumps, default=None) if result.error else None
+
+
+def parts_of_peak(result, earlier_models, kept):
+    """The Parts of an examined arm.
+
+    earlier_models, kept: bytes by which variables and retained tensors grew (see rules.py). Objects are counted at a
+    census, not at the moment of the peak, so each part gets at most what those before it leave; what was counted as the
+    most at any time, the buffers, comes last.
+    """
+    facts = result.facts
+    live = max(facts.censuses, key=lambda census: census.weights + census.slots + census.other_variables)
+    sizes = {
+        "weights": live.weights,
+        "slots": live.slots,
+        "other_variables": max(0, live.other_variables - live.replicas),
+        "replicas": live.replicas,
+        "earlier_models": earlier_models,
+        "data": _data(facts, live) + facts.converted.now,
+        "kept": kept,
+        "buffers": sum(buffer.size for buffer in facts.buffers),
+    }
+    rest = _peak(result) + (wanted(result) or 0)
+    for name, size in sizes.items():
+        sizes[name] = min(size, rest)
+        rest -= sizes[name]
+    return Parts(**sizes, working=rest)
+
+
+def _peak(result):
+    """Bytes: the allocator's own peak, or the highest level seen where the process died before it could report."""
+    if result.figures["peak"] is not None:
+        return result.figures["peak"]
+    return max([in_use(result) or 0] + [census.level or 0 for census in result.facts.censuses])
+
+
+def _data(facts, live):
+    """Bytes of tensors that are data: alive before the first step, since what a step adds is not."""
+    first = next((census for census in facts.censuses if census.step), None)
+    if first is not None:
+        return first.tensors
+    return sum(holder.size for holder in live.tensor_holders) if live.models else live.tensors
+
+
+def growth(facts):
+    """Sentences on the level of tensor memory at the begin of each kind of step, and of each pass over data."""
+    return [*filter(None, map(_by_step, facts.steps)), *_by_pass(facts.passes, facts.number_of_passes)]
+
+
+def _by_step(step):
+    levels = [size for _, size in step.levels]
+    if len(levels) < _FEWEST_LEVELS:
+        return ""
+    third = len(levels) // 3
+    early, late = statistics.median(levels[:third]), statistics.median(levels[-third:])
+    a_step = (late - early) / (step.count * 2 / 3) / MIB  # the middles of first and last third lie that far apart
+    adds = f"; a step adds up to {mib(step.rise)} for its duration" if step.rise else ""
+    return (
+        f"{step.name}: {step.count} steps; in use before a step {mib(early)} in the first third, "
+        f"{mib(late)} in the last, {a_step:+.3f} MiB a step{adds}"
+    )
+
+
+def _by_pass(passes, number):
+    if number < 3 or None in passes:
+        return []
+    second, last = passes
+    return [
+        f"passes over data sets (epochs): {number}; in use at the begin of the second {mib(second)}, of the last "
+        f"{mib(last)}, {(last - second) / (number - 2) / MIB:+.3f} MiB a pass"
+    ]

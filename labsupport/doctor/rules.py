@@ -1,0 +1,366 @@
+"""The doctor's rules: records of a run in, suspects out. Pure functions, which need no TensorFlow and no run.
+
+Two ideas decide what is suspected, so that a healthy script gets no advice. What *grows* with steps is a suspect in
+any run: the rules in GROWTH. What is merely *large* is a suspect only in a run that died of memory: the rules in SIZE,
+of which the largest suspect is told, and others nearly as large.
+
+A new rule is a function that yields Suspects, its place in one of the two lists, and a test in tests/test_rules.py.
+Thresholds marked "by trial" part the troubled scripts of tests/cases and of the labs from the cured ones.
+"""
+
+from dataclasses import dataclass, field
+
+from labsupport.doctor.figures import Parts, growth, in_use, parts_of_peak, wanted
+from labsupport.ground.budget import MIB, mib
+from labsupport.ground.record import Cause, Interval
+
+LABS = {  # kind: the lab that explains it first, then others that help
+    "input copy": ("01", "02"),
+    "buffer": ("03",),
+    "batch-bound activations": ("04", "05", "06", "10", "12"),
+    "retained tensors": ("07",),
+    "retracing": ("08",),
+    "models kept alive": ("09",),
+    "optimizer state": ("00", "11", "13"),
+    "replicas": ("17",),
+    "fragmentation": ("16",),
+}
+# Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
+# what was counted at a census, not at the peak, is known less well than that; by trial.
+_NEARLY = 0.6
+# Of the budget: the allocator rounds each size up to 256 bytes and leaves rests that are too small to split.
+_ROUNDING = 0.02
+# Of the budget: a smaller rest lies in pieces in any run that is nearly full, and is not what filled it; by trial.
+_SCATTERED = 0.2
+# Of what the process grew by: arrays smaller than this do not explain that it ran out; by trial.
+_OUTSIDE_SHARE = 0.2
+# TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
+_TRACES = 5
+# Traces in the second half of the calls: one may be a last, smaller batch. A call: one in each epoch of fifty steps.
+_LATE, _LATE_SHARE = 2, 0.02
+# Applications of tf.function to the same code: two may be for training and for evaluation.
+_INSTANCES = 2
+# Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
+# numbers.
+_GROWTH, _GROWTH_SHARE = MIB, 0.02
+# Of the growth: a name that holds less is not where it goes.
+_WORTH_NAMING = 1 / 4
+# Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
+# gone, when the two differ for no fault; by trial.
+_LET_GO = 1.2
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """kind: a key of LABS. evidence: sentences.
+
+    size: bytes it accounts for, None where it lies outside TensorFlow's allocator.
+    """
+
+    kind: str
+    size: int | None
+    evidence: list
+
+    @property
+    def labs(self):
+        return LABS[self.kind]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor found in an ArmResult. growth: sentences."""
+
+    result: object
+    suspects: list = field(default_factory=list)
+    parts: Parts = Parts()
+    growth: list = field(default_factory=list)
+
+
+def diagnose(result):
+    """The Diagnosis of an arm that ran with probes. No suspects for a run that neither grew nor died of memory."""
+    facts = result.facts
+    if facts is None or not facts.censuses:
+        return Diagnosis(result)
+    suspects = [suspect for rule in GROWTH for suspect in rule(facts, result.ok)]
+    parts = parts_of_peak(result, _earlier_models(facts, result.ok), _kept(facts, "tensors"))
+    if died_of_memory(result):
+        suspects += _by_size(result, parts, suspects)
+        suspects.sort(key=lambda suspect: -(suspect.size or 0))
+    return Diagnosis(result, suspects, parts, growth(facts))
+
+
+def died_of_memory(result):
+    """Whether an arm ended because memory ran out."""
+    return result.error is not None and result.error.cause.of_memory
+
+
+# --- what grows
+
+
+def _increase(censuses, name):
+    """By how much a size rose over the run; 0 unless it rose twice and was always higher in the last third than before.
+
+    A single rise is an event, such as the first evaluation; what comes and goes with batches is lower now and then. A
+    third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run.
+    """
+    values = [getattr(census, name) for census in censuses if census.step >= 2]
+    late = max(2, len(values) // 3)
+    rises = sum(later > earlier for earlier, later in zip(values, values[1:]))
+    return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
+
+
+def _while_steps_ran(facts):
+    """All censuses but the last, which is from the end, or from the middle of a step that failed."""
+    return facts.censuses[:-1]
+
+
+def retracing(facts, finished):
+    """A function that is traced again and again, still in the second half of its calls."""
+    for function in facts.functions:
+        late = sum(call > function.calls / 2 for call in function.traced_at)
+        rebuilt = not function.own and function.traces <= 2 * function.instances  # Keras makes one for each model
+        if function.traces < _TRACES or late < _LATE or late < _LATE_SHARE * function.calls / 2 or rebuilt:
+            continue
+        evidence = [
+            f"{function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
+            "and still in the second half"
+        ]
+        if function.instances > _INSTANCES:
+            times = f"{function.instances} times"
+            evidence.append(f"tf.function was applied to it anew {times}; make it once, outside the loop")
+        elif function.changing:
+            evidence.append(
+                f"argument {function.changing}: every new value is a new graph; "
+                "pass a tensor, or the same object each time"
+            )
+        yield Suspect("retracing", None, evidence)
+
+
+def growing_graph(facts, finished):
+    """A graph of TensorFlow 1 that is built further while its session runs."""
+    censuses = [census for census in facts.censuses if census.step >= 2]
+    if len(censuses) < 2 or all(step.name != "Session.run" for step in facts.steps):
+        return
+    steps = censuses[-1].step - censuses[0].step
+    added = censuses[-1].operations - censuses[0].operations
+    if steps >= _TRACES and added >= steps / 2:
+        grew = f"the graph grew by {added} operations in {steps} calls of Session.run"
+        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"])
+
+
+def _earlier_models(facts, finished):
+    """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model."""
+    running = _while_steps_ran(facts) if finished else facts.censuses  # at its end a script has let go of its models
+    grown = _increase(running, "held")
+    return grown if grown > (_largest_model(_fullest(facts)) / 2 or _GROWTH) else 0
+
+
+def _fullest(facts):
+    """The census with the most memory of variables."""
+    return max(facts.censuses, key=lambda census: census.held)
+
+
+def _largest_model(census):
+    return max((model.size for model in census.models), default=0)
+
+
+def earlier_models(facts, finished):
+    """Variables of models that came before, whether the models are alive or only their memory is."""
+    grown, last = _earlier_models(facts, finished), _fullest(facts)
+    if not grown:
+        return
+    evidence = [
+        f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last.held)}; "
+        f"the largest model alive has {mib(_largest_model(last))} of weights"
+    ]
+    seen = last.weights + last.slots + last.other_variables
+    if last.held > _LET_GO * seen:
+        evidence.append(
+            f"{mib(last.held - seen)} belong to variables that Python has let go of; "
+            "a graph (of a compiled train or predict function) keeps them"
+        )
+    elif len(last.models) > 2:
+        evidence.append(f"{len(last.models)} models are alive")
+    yield Suspect("models kept alive", grown, evidence)
+
+
+def _kept(facts, name):
+    """Bytes by which "tensors" or "arrays" that stay alive grew with the steps; 0 for what is left to noise."""
+    running = _while_steps_ran(facts)
+    grown = _increase(running, name)
+    return grown if running and grown >= max(_GROWTH, _GROWTH_SHARE * (running[-1].level or 0)) else 0
+
+
+def retained(facts, finished):
+    """Tensors and arrays whose number grows with the steps."""
+    running = _while_steps_ran(facts)
+    for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
+        grown = _kept(facts, name)
+        if not grown:
+            continue
+        steps = running[-1].step - next(census.step for census in running if census.step >= 2)
+        evidence = [f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"]
+        holders = running[-1].tensor_holders if name == "tensors" else running[-1].array_holders
+        for holder in holders[:2]:
+            if holder.size > _WORTH_NAMING * grown:
+                evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
+        yield Suspect("retained tensors", grown, evidence)
+
+
+def kept_iterators(facts, finished):
+    """Iterators that stay alive, each with the buffers of its pipeline."""
+    running = _while_steps_ran(facts)
+    grown = _increase(running, "buffers")
+    if _increase(running, "iterators") >= 2 and grown > _GROWTH:
+        sentence = (
+            f"{running[-1].iterators} iterators over data sets are alive, and what their pipelines buffer "
+            f"grew by {mib(grown)}; an iterator keeps its buffers until it is let go"
+        )
+        yield Suspect("buffer", grown, [sentence, *_buffered(facts)])
+
+
+def _buffered(facts):
+    """The two stages of pipelines that were seen to buffer most."""
+    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2]]
+
+
+GROWTH = (retracing, growing_graph, earlier_models, retained, kept_iterators)  # rule(facts, finished)
+
+
+# --- what is large, where memory ran out
+
+
+@dataclass(frozen=True)
+class Death:
+    """A run that died of memory. data, buffers, working: bytes, as in Parts, with what was happening taken into account.
+
+    wanted: bytes of the allocation that found no room, or None. during: the Interval in which it happened, or None.
+    outside: whether memory ran out outside TensorFlow's allocator.
+    """
+
+    result: object
+    parts: Parts
+    wanted: int | None
+    during: Interval | None
+    outside: bool
+    data: int
+    buffers: int
+    working: int
+
+    @classmethod
+    def of(cls, result, parts):
+        facts, size = result.facts, wanted(result)
+        last, during = facts.censuses[-1], facts.failed or facts.open
+        outside = result.error.cause not in (Cause.OOM, Cause.CRASH_OUT)
+        data, buffers, working = parts.data, parts.buffers, parts.working
+        if outside:
+            data += max(last.arrays, facts.converted.bytes)
+        if _in_a_pipeline(during):
+            # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
+            in_pipeline = max(0, working - (size or 0))
+            working, buffers = working - in_pipeline, buffers + in_pipeline
+        elif not during and not last.models and all(step.kind != "step" for step in facts.steps):
+            data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
+        return cls(result, parts, size, during, outside, data, buffers, working)
+
+    @property
+    def failing(self):
+        """A sentence about what failed."""
+        return f"the allocation that failed was for {mib(self.wanted)}" if self.wanted else self.result.error.message
+
+
+def _in_a_pipeline(interval):
+    return interval is not None and interval.kind == "input"
+
+
+def fragmentation(death):
+    """Room enough, but in pieces."""
+    used, budget = in_use(death.result), death.result.budget
+    free = 0 if used is None else budget - used
+    if death.wanted and death.wanted < free - _ROUNDING * budget and free > _SCATTERED * budget:
+        sentence = (
+            f"{mib(free)} of the budget were free, yet {mib(death.wanted)} found no place: "
+            "the free pieces do not lie together"
+        )
+        yield Suspect("fragmentation", free, [sentence])
+
+
+def input_copy(death):
+    """Data held whole, as tensors or as arrays."""
+    if not death.data:
+        return
+    last, converted = death.result.facts.censuses[-1], death.result.facts.converted
+    holders = sorted((last.tensor_holders + last.array_holders)[:2], key=lambda holder: -holder.size)
+    evidence = [f"{holder.name} holds {holder.number} tensors or arrays, {mib(holder.size)}" for holder in holders]
+    if converted.largest:
+        evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
+    yield Suspect("input copy", death.data, [*evidence, death.failing])
+
+
+def buffer(death):
+    """What a pipeline buffers, or was preparing."""
+    if death.buffers:
+        evidence = _buffered(death.result.facts)
+        if _in_a_pipeline(death.during):
+            evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
+        yield Suspect("buffer", death.buffers, evidence)
+
+
+def activations(death):
+    """What operations had in use: activations, gradients and intermediates."""
+    if not death.working:
+        return
+    where = "operations outside a training step took it"
+    if death.during and death.during.kind == "step":
+        where = f"in {death.during.name} the process died"
+        if death.result.facts.failed:
+            where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
+    sizes = f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}"
+    yield Suspect("batch-bound activations", death.working, [where, death.failing, sizes])
+
+
+def optimizer_state(death):
+    """Variables beside the weights."""
+    parts = death.parts
+    if parts.slots + parts.other_variables:
+        sizes = (
+            f"weights {mib(parts.weights)}, optimizer slots {mib(parts.slots)}, "
+            f"other variables (masks, accumulators) {mib(parts.other_variables)}"
+        )
+        yield Suspect("optimizer state", parts.slots + parts.other_variables, [sizes, death.failing])
+
+
+def other_models(death):
+    """Models beside the largest."""
+    others = sorted(model.size for model in death.result.facts.censuses[-1].models)[:-1]
+    if others:
+        size = sum(others)
+        sentence = f"{len(others) + 1} models are alive; those beside the largest have {mib(size)} of weights"
+        yield Suspect("models kept alive", size, [sentence])
+
+
+def replicas(death):
+    """Variables that are held once on each device."""
+    copies = death.parts.replicas
+    if copies:  # counted twice, since each copy has gradients of its size
+        sentence = f"variables are held once on each device: {mib(copies)} more than on one"
+        yield Suspect("replicas", 2 * copies, [sentence])
+
+
+SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas)  # rule(death)
+
+
+def _by_size(result, parts, known):
+    """Suspects of a run that died of memory, beside those `known` to grow."""
+    death = Death.of(result, parts)
+    if scattered := list(fragmentation(death)):
+        return scattered
+    found = [suspect for rule in SIZE for suspect in rule(death)]
+    if death.outside:
+        # What TensorFlow's allocator holds is not at fault then, and Python objects that are no arrays may be.
+        grown = max((size for _, size in result.process), default=0)
+        found = [suspect for suspect in found if suspect.kind == "input copy" and suspect.size > _OUTSIDE_SHARE * grown]
+    kinds = {suspect.kind for suspect in known}
+    found = [suspect for suspect in found if suspect.kind not in kinds]
+    most = max((suspect.size or 0 for suspect in [*found, *known]), default=0)
+    return [suspect for suspect in found if suspect.size >= _NEARLY * most]
