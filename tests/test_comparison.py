@@ -4,6 +4,7 @@ import pytest
 
 from labsupport import compare
 from labsupport.ground.budget import MIB
+from labsupport.ground.record import Cause
 from labsupport.ground.result import ArmError, ArmResult
 
 
@@ -15,7 +16,7 @@ def arm(label, peak, error=None):
 
 
 def test_the_table():
-    died = arm("died", 200, ArmError("oom", "no room"))
+    died = arm("died", 200, ArmError(Cause.OOM, "no room"))
     both = compare(arm("list", 100), arm("stream", 25), died)
     assert list(both.frame["× smaller than the first"])[:2] == [1, 4]
     rows = both.text.splitlines()
@@ -46,4 +47,4 @@ def test_refusals_say_what_to_write():
     with pytest.raises(ValueError, match='"tensors" or "process"'):
         compare(arm("list", 1), arm("stream", 2), story="time")
     with pytest.raises(ValueError, match="stream: stopped before the end; run that cell again"):
-        compare(arm("list", 1), arm("stream", 2, ArmError("stopped", "you stopped it")))
+        compare(arm("list", 1), arm("stream", 2, ArmError(Cause.STOPPED, "you stopped it")))

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from labsupport.ground.budget import MIB
-from labsupport.ground.meter import Phase
+from labsupport.ground.record import Cause, Phase
 from labsupport.ground.result import ArmError, ArmResult
 from labsupport.showing import cards
 from labsupport.showing.live import NotebookPlot, TerminalPlot, svg
@@ -84,7 +84,7 @@ def died(label=HOSTILE):
     result = running(3, label=label)
     result.seconds, result.figures["peak"] = 3.0, 30 * MIB
     result.phases = [Phase(HOSTILE, 0.0, 2.0, None, None, None)]
-    result.error = ArmError("oom", HOSTILE, [(HOSTILE, 1, HOSTILE)], HOSTILE, HOSTILE)
+    result.error = ArmError(Cause.OOM, HOSTILE, [(HOSTILE, 1, HOSTILE)], HOSTILE, HOSTILE)
     return result
 
 
@@ -120,7 +120,7 @@ def test_an_error_is_shown_with_its_lines_and_folded_log(shown):
     ((markup, text),) = [(data["text/html"], data["text/plain"]) for data in shown]
     assert [summary in markup for summary in ("Whole traceback", "Log of the process")] == [True, True]
     assert "<script" not in markup and SHOWN in html.unescape(markup) and text.startswith(SHOWN)
-    cards.show_error(ArmError("timeout", "too long"))
+    cards.show_error(ArmError(Cause.TIMEOUT, "too long"))
     assert "<details" not in shown[1]["text/html"]
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from labsupport.ground.record import Cause
 from labsupport.showing.picture import compare_figure
 from labsupport.showing.plain import plain
 from labsupport.showing.words import bundle
@@ -87,7 +88,7 @@ def compare(*results, story="tensors"):
         raise ValueError("compare() needs two or more results of run(): compare(failure, fix)")
     if story not in _PEAK:
         raise ValueError(f'story is {story!r}: write "tensors" or "process"')
-    stopped = [result.label for result in results if result.outcome == "stopped"]
+    stopped = [result.label for result in results if not result.ok and result.error.cause is Cause.STOPPED]
     if stopped:
         raise ValueError(f"{', '.join(stopped)}: stopped before the end; run that cell again first")
     labels = [result.label for result in results]

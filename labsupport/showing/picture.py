@@ -6,6 +6,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from labsupport.ground.budget import MIB
+from labsupport.ground.record import Cause
 from labsupport.showing.palette import BUDGET_LINE, COLOURS, FIGURES, PHASES, PROCESS, style
 from labsupport.showing.plain import for_matplotlib
 
@@ -25,7 +26,7 @@ def _without_wait(result, curve):
 
     TensorFlow waits ten seconds before it raises; drawn to scale, they would squeeze every other curve.
     """
-    if result.outcome != "OOM" or not curve:
+    if result.ok or result.error.cause is not Cause.OOM or not curve:
         return curve, 0.0
     moved = max((i for i in range(1, len(curve)) if curve[i][1] != curve[i - 1][1]), default=0)
     wait = result.seconds - curve[moved][0]
