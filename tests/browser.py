@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import reuse
 
 ROOT = Path(__file__).parents[1]
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -55,6 +56,7 @@ def jupyterlab(folder):
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        reuse.FOLDER: "",  # here every arm really runs: what moves on the page is what is tested
     }
     log = folder / "server.log"
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", "--expose-app-in-browser"]

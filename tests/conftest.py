@@ -1,12 +1,16 @@
 """How the tests run side by side, and what nbval needs on top to run the labs."""
 
 import os
+import shutil
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 from queue import Empty
 
 import psutil
 import pytest
+import reuse
 from browser import jupyterlab
 from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
@@ -44,6 +48,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the workers and their kernels inherit both variables
+        folder = Path(tempfile.mkdtemp(prefix="labs-tests-"))
+        startup = folder / "ipython" / "profile_default" / "startup"
+        startup.mkdir(parents=True)
+        (startup / "00-reuse.py").write_text(reuse.STARTUP)
+        (folder / "arms").mkdir()
+        os.environ |= {"IPYTHONDIR": str(folder / "ipython"), reuse.FOLDER: str(folder / "arms")}
     # A conftest's hooks see only the items of its own folder; as a plugin they see the notebooks in labs/ too.
     config.pluginmanager.register(NotebookRuns())
 
@@ -55,8 +66,16 @@ def server(course):
         yield server
 
 
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(Path(os.environ.pop(reuse.FOLDER)).parent, ignore_errors=True)
+
+
 def pytest_terminal_summary(terminalreporter):
-    """The doctor's confusion table: what the trouble was, and what the doctor named first."""
+    """How many arms ran, and the doctor's confusion table: what the trouble was, and what the doctor named first."""
+    ran, again = reuse.count()
+    if ran:
+        terminalreporter.line(f"{ran} arms ran in notebooks, {again} took the result of an equal one")
     reports = [report for group in ("passed", "failed") for report in terminalreporter.stats.get(group, [])]
     pairs = Counter(tuple(value) for report in reports for name, value in report.user_properties if name == "doctor")
     if pairs:

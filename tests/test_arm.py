@@ -23,7 +23,7 @@ from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not so within {seconds} s"

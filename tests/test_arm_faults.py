@@ -189,7 +189,7 @@ def test_a_function_that_cannot_be_read_there_says_so(tmp_path, monkeypatch):
 
     monkeypatch.undo()
     result = run(only_here.function)
-    assert result.error.cause is Cause.SETUP and "only_here" in result.error.message and result.peak_mib is not None
+    assert result.error.cause is Cause.SETUP and "only_here" in result.error.message
 
 
 def test_errors_that_the_function_caught_are_counted():
@@ -233,5 +233,5 @@ def test_an_arm_is_the_first_that_the_system_ends_when_memory_runs_out():
 
 
 def test_it_stays_a_limit_for_root_too():
-    limits = measure(lambda: resource.getrlimit(resource.RLIMIT_DATA), outside="512 MiB").value
-    assert limits[0] < 4 * 2**30
+    limits = measure(lambda: resource.getrlimit(resource.RLIMIT_DATA), budget="256 MiB", outside="512 MiB").value
+    assert limits[0] < 2 * 2**30
