@@ -16,7 +16,7 @@ _HOME = {
     "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE"),
     "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
     "lesson.guessing": ("guess",),
-    "lesson.claims": ("verdict", "untestable"),
+    "lesson.claims": ("verdict",),
     "lesson.course": ("load_tensorflow", "explore", "choose", "exercise"),
     "doctor.checks": ("memory_budget", "assert_no_growth"),
     "doctor.magic": ("load_ipython_extension",),

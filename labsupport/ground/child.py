@@ -20,7 +20,6 @@ import types
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _MOST_FRAMES = 40  # of a traceback, from either end; a reader wants fewer
-_MOST_TEXT = 100_000  # characters of an error's text; TensorFlow's longest, with a graph's nodes, have some thousands
 _ENDLESS = 2_000  # nested calls: twice Python's own limit, which the function must have raised
 
 
@@ -99,7 +98,7 @@ def _read_block(stream):
 
 def _frames(trace):
     """(frames of a traceback, its number of calls): those at either end, without those of this file."""
-    from labsupport.ground.record import Frame
+    from labsupport.ground.record import Frame, sendable
 
     calls = []
     while trace is not None:
@@ -107,22 +106,17 @@ def _frames(trace):
         trace = trace.tb_next
     calls = [call for call in calls if not call[0].co_filename.startswith(_PACKAGE)]
     shown = calls if len(calls) <= 2 * _MOST_FRAMES else [*calls[:_MOST_FRAMES], *calls[-_MOST_FRAMES:]]
-    return [Frame(_sendable(code.co_filename), line, _sendable(code.co_name)) for code, line in shown], len(calls)
-
-
-def _sendable(text):
-    """Text that UTF-8 can hold, and not endless."""
-    return str(text)[:_MOST_TEXT].encode("utf-8", "backslashreplace").decode()
+    return [Frame(sendable(code.co_filename), line, sendable(code.co_name)) for code, line in shown], len(calls)
 
 
 def _raised(error, setup=False):
     """The record of an exception."""
-    from labsupport.ground.record import Cause, Raised
+    from labsupport.ground.record import Cause, Raised, sendable
 
     frames, calls = _frames(error.__traceback__)
     kind = type(error)
     try:
-        message = _sendable(error)
+        message = sendable(error)
     except Exception:  # an exception whose text cannot be made
         message = "its text cannot be shown"
     if any(base.__name__ == "ResourceExhaustedError" for base in kind.__mro__):
@@ -137,7 +131,7 @@ def _raised(error, setup=False):
         cause = Cause.SETUP if setup else Cause.ERROR
     if calls > _ENDLESS:
         message += f" (within {calls:,} nested calls: endless recursion?)"
-    return Raised(cause, _sendable(kind.__name__), message, frames)
+    return Raised(cause, sendable(kind.__name__), message, frames)
 
 
 def _prepare(header, tf):
@@ -187,7 +181,7 @@ def _run(job, gauge, sender):
 
 def _end(value, raised, seconds, figures):
     """(the End of an arm, its arrays)."""
-    from labsupport.ground.record import Cause, End, Raised
+    from labsupport.ground.record import Cause, End, Raised, sendable
     from labsupport.ground.values import NoValue, pack
 
     tree, buffers = None, []
@@ -196,7 +190,7 @@ def _end(value, raised, seconds, figures):
             tree, buffers = pack(value)
         except (NoValue, MemoryError) as error:
             advice = f"{error}; return numbers, text, NumPy arrays, or lists and dictionaries of them"
-            raised = Raised(Cause.NO_VALUE, type(value).__name__, _sendable(f"the arm finished, but {advice}"))
+            raised = Raised(Cause.NO_VALUE, type(value).__name__, sendable(f"the arm finished, but {advice}"))
     return End(seconds, figures, raised, tree, [len(buffer) for buffer in buffers]), buffers
 
 

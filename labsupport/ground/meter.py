@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from labsupport.ground.budget import in_mib, process_status
-from labsupport.ground.record import Phase, PhaseBegun, Sample
+from labsupport.ground.record import Phase, PhaseBegun, Sample, sendable
 
 SAMPLE_SECONDS = 0.04  # 25 a second: the eye sees a curve, and taking one costs a tenth of a millisecond
 # A sample takes the GIL from the arm. `make bench` (50,000 eager operations) felt 25 a second and not 7.
@@ -202,7 +202,7 @@ def phase(name):
     if active is None:
         yield
     else:
-        with active.phase(str(name)):
+        with active.phase(sendable(name)):
             yield
 
 

@@ -37,6 +37,14 @@ class Cause(StrEnum):
         return self in (Cause.OOM, Cause.MEMORY, Cause.CRASH_OUT, Cause.SYSTEM, Cause.WATCH)
 
 
+_MOST_TEXT = 100_000  # characters; TensorFlow's longest errors, with the nodes of a graph, have some thousands
+
+
+def sendable(text):
+    """Text as a record can hold it: surrogates, which UTF-8 has no bytes for, as \\ud800, and not endless."""
+    return str(text)[:_MOST_TEXT].encode("utf-8", "backslashreplace").decode()
+
+
 # --- from every arm, in this order
 
 
