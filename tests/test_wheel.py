@@ -51,9 +51,11 @@ def python(tmp_path_factory):
     python = folder / "venv" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
-    # The folder alone: links to the repository that lie in it (*.pth) are followed only by the environment it belongs to.
+    # Not by a path file: then TensorFlow would lie outside of this environment's libraries, as the person's own code does.
     (site,) = folder.glob("venv/lib/python*/site-packages")
-    (site / "beside.pth").write_text(sysconfig.get_path("purelib"))
+    for installed in Path(sysconfig.get_path("purelib")).iterdir():
+        if "labsupport" not in installed.name and installed.suffix != ".pth":
+            (site / installed.name).symlink_to(installed)
     return python
 
 
@@ -66,7 +68,7 @@ def asked(python, tmp_path):
 
     def ask(*words):
         command = [str(python), *words]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
 
     return ask
 
