@@ -27,18 +27,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run,
-    tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
-TRIALS = choose(SCALE, quick=5, full=20)
-BUDGET_MIB = choose(SCALE, quick=88, full=352)
-ROUNDS = choose(SCALE, quick=2, full=5)  # models for each way in the table of ways
+TRIALS = lab.choose(SCALE, quick=5, full=20)
+BUDGET_MIB = lab.choose(SCALE, quick=88, full=352)
+ROUNDS = lab.choose(SCALE, quick=1, full=4)  # models for each way of training, after a first one
 RATES = [0.001 * 0.8**trial for trial in range(TRIALS)]
 UNITS = 1024
 
@@ -47,11 +43,12 @@ UNITS = 1024
 #
 # The search tries learning rates. Each trial builds the same small network, trains it with Adam and drops it.
 
+
 # %%
 def build(activation="relu"):
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(UNITS, activation), keras.layers.Dense(UNITS, activation), keras.layers.Dense(1)]
-    return keras.Sequential([keras.Input((UNITS,)), *layers])
+    hidden = [keras.layers.Dense(UNITS, activation) for _ in range(2)]
+    return keras.Sequential([keras.Input((UNITS,)), *hidden, keras.layers.Dense(1)])
 
 
 def samples():
@@ -59,16 +56,21 @@ def samples():
     return x, x[:, :1]
 
 
-my_guess = guess(f"Tensor memory still in use after {TRIALS} trials, each model deleted, the session cleared, garbage collected?", GUESS_MIB)
+my_guess = lab.guess(
+    f"Tensor memory still in use after {TRIALS} trials, each model deleted, the session cleared, "
+    "garbage collected?",
+    GUESS_MIB,
+)
 
 # %% [markdown]
 # The weights are counted by hand. Adam keeps two more numbers for each of them.
 
 # %%
-weights = 2 * tensor_mib((UNITS, UNITS)) + tensor_mib((UNITS, 1)) + 2 * tensor_mib((UNITS,)) + tensor_mib((1,))
+shapes = [(UNITS, UNITS), (UNITS,), (UNITS, UNITS), (UNITS,), (UNITS, 1), (1,)]
+weights = sum(lab.tensor_mib(shape) for shape in shapes)
 one_model = 3 * weights
 print(f"weights: {weights:.2f} MiB, with Adam's state: {one_model:.2f} MiB")
-print(f"after {TRIALS} trials: 0 MiB if every model is freed, {TRIALS * one_model:.0f} MiB if none is")
+print(f"after {TRIALS} trials: 0 MiB if all models are freed, {TRIALS * one_model:.0f} if none is")
 
 # %% [markdown]
 # ## Failure
@@ -76,12 +78,13 @@ print(f"after {TRIALS} trials: 0 MiB if every model is freed, {TRIALS * one_mode
 # The search as people write it. It already has all three popular cures in it: `del`, `clear_session()` and
 # `gc.collect()`. The budget is several times what one trial needs.
 
+
 # %%
 def model_per_trial(rates):
     x, y = samples()
     losses = []
     for number, rate in enumerate(rates, 1):
-        with phase(f"trial {number}"):
+        with lab.phase(f"trial {number}"):
             model = build()
             model.compile(keras.optimizers.Adam(rate), "mse")
             history = model.fit(x, y, epochs=2, shuffle=False, verbose=0)
@@ -92,8 +95,8 @@ def model_per_trial(rates):
     return losses
 
 
-failure = run(model_per_trial, RATES, budget=f"{BUDGET_MIB} MiB", label="a model per trial")
-expect_oom(failure)
+failure = lab.run(model_per_trial, RATES, budget=f"{BUDGET_MIB} MiB", label="a model per trial")
+lab.expect_oom(failure)
 finished = len(failure.phases) - 1  # the last phase is the trial that died
 print(f"{finished} trials finished, trial {finished + 1} died")
 
@@ -101,9 +104,9 @@ print(f"{finished} trials finished, trial {finished + 1} died")
 # The same search with room for all its trials shows what each one leaves behind.
 
 # %%
-unbounded = run(model_per_trial, RATES, label="a model per trial, no tight budget")
-unbounded.need()
-held = [part.held / 2**20 for part in unbounded.phases]
+unbounded = lab.run(model_per_trial, RATES, label="a model per trial, no tight budget")
+lab.expect_finished(unbounded)
+held = [part.held_mib for part in unbounded.phases]
 kept_per_trial = (held[-1] - held[0]) / (TRIALS - 1)
 print("in use after each trial (MiB):", *(f"{size:.1f}" for size in held))
 print(f"kept per trial: {kept_per_trial:.2f} MiB = {kept_per_trial / weights:.2f} × the weights")
@@ -114,6 +117,7 @@ print(f"kept per trial: {kept_per_trial:.2f} MiB = {kept_per_trial / weights:.2f
 # `clear_session()` is the advice, and it does not work. Two things do. The first: build **one** model, and put its
 # weights and its optimizer's state back before each trial. It is traced once, so it is faster too.
 
+
 # %%
 def one_model_reset(rates):
     x, y = samples()
@@ -123,7 +127,7 @@ def one_model_reset(rates):
     start = model.get_weights()
     losses = []
     for number, rate in enumerate(rates, 1):
-        with phase(f"trial {number}"):
+        with lab.phase(f"trial {number}"):
             model.set_weights(start)
             for variable in model.optimizer.variables:
                 variable.assign(tf.zeros_like(variable))
@@ -133,31 +137,40 @@ def one_model_reset(rates):
     return losses
 
 
-fix = run(one_model_reset, RATES, budget=f"{BUDGET_MIB} MiB", label="one model, reset")
-fix.need();
+fix = lab.run(one_model_reset, RATES, budget=f"{BUDGET_MIB} MiB", label="one model, reset")
+lab.expect_finished(fix)
 
 # %% [markdown]
-# The second: a process for each trial. When a process ends, everything it had goes back to the system. `run()` does
-# just that. It costs the start of TensorFlow in every trial, and suits long trials and models of different shape.
+# The second: a process for each trial. When a process ends, everything it had goes back to the system. `lab.run()`
+# does just that. It costs the start of TensorFlow in every trial, and suits long trials and models of different shape.
 
 # %%
-own_process = [run(model_per_trial, [rate], budget=f"{BUDGET_MIB} MiB", label=f"own process, rate {rate:g}", quiet=True).need() for rate in RATES[:2]]
+own = {"budget": f"{BUDGET_MIB} MiB"}
+own_process = [
+    lab.measure(model_per_trial, [rate], label=f"own process, rate {rate:g}", **own)
+    for rate in RATES[:2]
+]
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-side_by_side = compare(unbounded, failure, fix, own_process[0], own_process[1])
+side_by_side = lab.compare(unbounded, failure, fix, *own_process)
 side_by_side
 
 # %%
-predicted_vs_measured(kept_after_all_trials=(TRIALS * one_model, unbounded.end_mib), one_model_with_Adam=(one_model, held[0]))
+lab.predicted_vs_measured(
+    kept_after_all_trials=(TRIALS * one_model, unbounded.end_mib),
+    one_model_with_Adam=(one_model, held[0]),
+)
 
 # %%
 print(my_guess.against(unbounded.end_mib))
 print("Losses, a new model each time:", *(f"{loss:.4f}" for loss in unbounded.value))
 print("Losses, one model reset:      ", *(f"{loss:.4f}" for loss in fix.value))
-assert np.allclose(unbounded.value, fix.value, rtol=1e-3), "both searches must train the same models"
+assert np.allclose(unbounded.value, fix.value, rtol=1e-3), (
+    "both searches must train the same models"
+)
 
 # %% [markdown]
 # ## Explain
@@ -168,6 +181,7 @@ assert np.allclose(unbounded.value, fix.value, rtol=1e-3), "both searches must t
 # cleared, garbage is collected. The counter is exact, so two models are enough: what the last one added is what a
 # model leaves.
 
+
 # %%
 class LocalAdam(keras.optimizers.Adam):
     """Adam that does not sum gradients over replicas: right for a single device only."""
@@ -177,7 +191,7 @@ class LocalAdam(keras.optimizers.Adam):
 
 
 def registered():
-    """Names in TensorFlow's table of gradient functions (a private name: for looking, not for building on)."""
+    """Names in TensorFlow's table of gradient functions (a private one: for looking only)."""
     from tensorflow.python.framework import ops
 
     return set(ops.gradient_registry.list())
@@ -219,46 +233,40 @@ def ways(rounds):
         "tf.function step, assign_sub by hand": custom_step,
         "fit, Adam without all-reduce": lambda model: fit(model, LocalAdam()),
     }
-    rows = []
+
+    def dropped_model(way):
+        model = build()
+        way(model)
+        watch = weakref.ref(model)
+        del model
+        keras.utils.clear_session()
+        gc.collect()
+        return watch
+
+    rows = {}
     for name, way in table.items():
-        levels, entries = [], []
-        for _ in range(rounds):
-            model = build()
-            way(model)
-            watch = weakref.ref(model)
-            del model
-            keras.utils.clear_session()
-            gc.collect()
-            levels.append(reading().tensors_mib)
-            entries.append(len(registered()))
-        rows.append(
-            {
-                "way": name,
-                "kept MiB per model": (levels[-1] - levels[0]) / (rounds - 1),
-                "gradient functions added per model": (entries[-1] - entries[0]) / (rounds - 1),
-                "model object alive": watch() is not None,
-            }
-        )
+        dropped_model(way)
+        before = len(registered())
+        with lab.phase(name):
+            alive = [dropped_model(way)() is not None for _ in range(rounds)]
+        added = (len(registered()) - before) / rounds
+        rows[name] = {"gradient functions added per model": added, "model object alive": any(alive)}
     return rows
 
 
-ways_run = run(ways, ROUNDS, label="ways of training", quiet=True).need()
-table = pd.DataFrame(ways_run.value).set_index("way")
-kept = table["kept MiB per model"]
-table.insert(1, "× weights", kept / weights)
-table.round(2)
+ways_run = lab.measure(ways, ROUNDS, label="ways of training")
+kept = pd.Series({part.name: part.added_mib / ROUNDS for part in ways_run.phases})
+table = pd.DataFrame({"kept MiB per model": kept, "× weights": kept / weights})
+table.join(pd.DataFrame.from_dict(ways_run.value, orient="index")).round(2)
 
 # %%
-figure, axes = plt.subplots(figsize=(9, 3.4), layout="constrained")
-axes.barh(kept.index, kept, color=[COLOURS[0] if size > 0.1 * weights else COLOURS[2] for size in kept])
-for name, size in kept.items():
-    axes.annotate(f" {size:.1f}", (size, name), va="center")
+colours = [lab.COLOURS[0] if size > 0.1 * weights else lab.COLOURS[2] for size in kept]
+axes = kept.plot.barh(color=colours, xlabel="MiB that stay for each model that was dropped")
+axes.bar_label(axes.containers[0], fmt=" %.1f")
 for multiple in (1, 3):
     axes.axvline(multiple * weights, color="black", lw=1, ls=":")
-    axes.annotate(f"{multiple} × weights", (multiple * weights, -0.7), ha="right", fontsize=9, annotation_clip=False)
+    axes.text(multiple * weights, -0.7, f"{multiple} × weights", ha="right")
 axes.invert_yaxis()
-axes.set_xlabel("MiB that stay for each model that was dropped")
-axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
@@ -272,6 +280,7 @@ plt.show()
 # The next cell follows one entry down to the variables. Then it does the experiment: it removes the new entries and
 # nothing else.
 
+
 # %%
 def who_keeps_it():
     import inspect
@@ -281,14 +290,14 @@ def who_keeps_it():
     table = ops.gradient_registry
     before = set(table.list())
     x, y = samples()
-    model = build()
-    model.compile("adam", "mse")
-    model.fit(x, y, verbose=0)
-    levels = {"trained": reading().tensors_mib}
-    del model
-    keras.utils.clear_session()
-    gc.collect()
-    levels["deleted, cleared, collected"] = reading().tensors_mib
+    with lab.phase("trained"):
+        model = build()
+        model.compile("adam", "mse")
+        model.fit(x, y, verbose=0)
+    with lab.phase("deleted, cleared, collected"):
+        del model
+        keras.utils.clear_session()
+        gc.collect()
 
     entries = sorted(set(table.list()) - before)
     function = table.lookup(entries[0])
@@ -296,26 +305,26 @@ def who_keeps_it():
     result = tf.nest.flatten(inspect.getclosurevars(inner).nonlocals["result"])
     graph = result[0].graph
     handles = [outside for outside, _ in graph.captures if outside.dtype == tf.resource]
-    shapes = [[size.size for size in handle._handle_data.shape_and_type[0].shape.dim] for handle in handles]
+    shapes = [handle._handle_data.shape_and_type[0].shape for handle in handles]
+    behind = sum(lab.tensor_mib([size.size for size in shape.dim]) for shape in shapes)
     chain = [
         f"table of gradient functions, entry {entries[0]!r}",
         f"  → {function.__qualname__}, and in its closure {inner.__name__}",
         f"  → in its closure 'result': {len(result)} tensors, the first is {result[0].name!r}",
         f"  → their graph {graph.name!r}",
-        f"  → its captured inputs: {len(handles)} variable handles with {sum(map(np.prod, shapes)) * 4 / 2**20:.2f} MiB behind them",
+        f"  → its captured inputs: {len(handles)} variable handles, {behind:.2f} MiB behind them",
     ]
     del function, inner, result, graph, handles
-    for entry in entries:
-        table._registry.pop(entry)
-    gc.collect()
-    levels[f"{len(entries)} entries removed from the table"] = reading().tensors_mib
-    return chain, levels
+    with lab.phase(f"{len(entries)} entries removed from the table"):
+        for entry in entries:
+            table._registry.pop(entry)
+        gc.collect()
+    return chain
 
 
-keeper = run(who_keeps_it, label="who keeps it", quiet=True).need()
-chain, levels = keeper.value
-print(*chain, sep="\n")
-pd.Series(levels, name="MiB in use").round(2).to_frame()
+keeper = lab.measure(who_keeps_it, label="who keeps it")
+print(*keeper.value, sep="\n")
+pd.DataFrame({"MiB in use": {part.name: part.held_mib for part in keeper.phases}}).round(2)
 
 # %% [markdown]
 # A variable's memory lives as long as its handle. The model is gone, but the graph of the training step captured the
@@ -357,32 +366,31 @@ pd.read_csv("../data/recorded/model_per_trial.csv", keep_default_na=False)
 # trial come from this run and are scaled with the weights: predicted.
 
 # %%
-peak_of_one = unbounded.phases[0].peak / 2**20
+peak_of_one = unbounded.phases[0].peak_mib
 
 
 def lifetime(budget_gib=8.0, weights_mib=250):
     scale = weights_mib / weights
     room = budget_gib * 1024 - peak_of_one * scale
     fits = int(room // (kept_per_trial * scale)) + 1 if room >= 0 else 0
-    print(f"weights of {weights_mib} MiB in {budget_gib:g} GiB: {fits} trials with a model each, {'any number' if fits else '0'} with one model that is reset (predicted)")
+    print(
+        f"weights of {weights_mib} MiB in {budget_gib:g} GiB: {fits} trials with a model each, "
+        f"{'any number' if fits else '0'} with one model that is reset (predicted)"
+    )
 
 
-explore(lifetime, budget_gib=(1.0, 80.0, 1.0), weights_mib=(10, 2000, 10))
+lab.explore(lifetime, budget_gib=(1.0, 80.0, 1.0), weights_mib=(10, 2000, 10))
 
 # %% [markdown]
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C28",
     "fails",
-    figures={"kept_per_trial": kept_per_trial, "weights": weights, "reset_growth": (fix.phases[-1].held - fix.phases[0].held) / 2**20 / (TRIALS - 1)},
-    tests={
-        "a model that was trained, deleted, cleared and collected is gone": "kept_per_trial < 0.1 * weights",
-        "at least its optimizer's state is gone": "kept_per_trial < 2 * weights",
-    },
-    because="A traced Keras optimizer leaves an entry in TensorFlow's table of gradient functions; through it the step's graph and all its variables stay alive.",
-    flips="Trained with run_eagerly=True, or only used for predictions, a model is freed; with one model that is reset, or a process a trial, nothing adds up.",
+    kept_per_trial=kept_per_trial,
+    weights=weights,
+    reset_growth=(fix.phases[-1].held_mib - fix.phases[0].held_mib) / (TRIALS - 1),
 )
 
 # %% [markdown]
@@ -391,6 +399,7 @@ verdict(
 # **1.** How many trials does a search survive? Complete the formula from the budget, the peak of the first trial and
 # what each trial leaves behind (all in MiB). Every trial must still find room for its own peak.
 
+
 # %%
 def trials_that_finish(budget, peak, left_behind):
     # BEGIN SOLUTION
@@ -398,17 +407,31 @@ def trials_that_finish(budget, peak, left_behind):
     # END SOLUTION
 
 
-with exercise(1, "Trial n starts with (n - 1) * left_behind in use and needs peak on top of that to fit into budget."):
+with lab.exercise(
+    1,
+    "Trial n starts with (n - 1) * left_behind in use and needs peak on top of that to fit into "
+    "budget.",
+):
     answer = trials_that_finish(100, 40, 20)
-    assert answer is not None, "trials_that_finish() returns nothing yet: return a whole number of trials."
-    assert answer == 4, f"budget 100, peak 40, 20 left behind: trial 4 starts at 60 and just fits, trial 5 does not. You said {answer}."
-    assert trials_that_finish(30, 40, 20) == 0, "if the budget is smaller than one peak, no trial finishes."
+    assert answer is not None, (
+        "trials_that_finish() returns nothing yet: return a whole number of trials."
+    )
+    assert answer == 4, (
+        "budget 100, peak 40, 20 left behind: trial 4 starts at 60 and just fits, "
+        f"trial 5 does not. You said {answer}."
+    )
+    assert trials_that_finish(30, 40, 20) == 0, (
+        "if the budget is smaller than one peak, no trial finishes."
+    )
     answer = trials_that_finish(BUDGET_MIB, peak_of_one, kept_per_trial)
-    assert abs(answer - finished) <= 1, f"in the failure above {finished} trials finished, your formula says {answer}."
+    assert abs(answer - finished) <= 1, (
+        f"in the failure above {finished} trials finished, your formula says {answer}."
+    )
 
 # %% [markdown]
 # **2.** This search has its own training step and the same leak. Write `reused_step(rates)`, which returns the same
 # losses from one model, one optimizer and one traced step.
+
 
 # %%
 def fresh_step(rates):
@@ -421,7 +444,8 @@ def fresh_step(rates):
         def step():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((model(x) - y) ** 2)
-            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
             return loss
 
         losses.append([float(step()) for _ in range(3)])
@@ -440,7 +464,8 @@ def reused_step(rates):
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss
 
     losses = []
@@ -454,23 +479,38 @@ def reused_step(rates):
 
 
 def both(rates):
-    losses = reused_step(rates)
-    gc.collect()
-    level = reading().tensors_mib
-    return losses, level, None if losses is None else fresh_step(rates)
+    with lab.phase("one model"):
+        losses = reused_step(rates)
+        gc.collect()
+    return losses, None if losses is None else fresh_step(rates)
 
 
-steps = run(both, RATES[:3], label="reused step", quiet=True)
-with exercise(2, "Make model, optimizer and step before the loop; call optimizer.build(...); keep every variable's value; assign it back in each trial."):
-    losses, level, fresh = steps.need().value
-    assert losses is not None, "reused_step() returns nothing yet: return a list of three losses for each rate."
-    assert np.shape(losses) == np.shape(fresh), f"return three losses for each rate: shape {np.shape(fresh)}, not {np.shape(losses)}."
-    assert np.allclose(losses, fresh, rtol=1e-3), "the losses differ from those of fresh models: are the weights and the optimizer's state back at their start?"
-    assert level < 1.5 * one_model, f"{level:.0f} MiB are kept, more than one model has: something is still made inside the loop."
+steps = lab.run(both, RATES[:3], label="reused step", quiet=True)
+with lab.exercise(
+    2,
+    "Make model, optimizer and step before the loop; call optimizer.build(...); keep every "
+    "variable's value; assign it back in each trial.",
+):
+    lab.expect_finished(steps)
+    (losses, fresh), level = steps.value, steps.phase("one model").held_mib
+    assert losses is not None, (
+        "reused_step() returns nothing yet: return a list of three losses for each rate."
+    )
+    assert np.shape(losses) == np.shape(fresh), (
+        f"return three losses for each rate: shape {np.shape(fresh)}, not {np.shape(losses)}."
+    )
+    assert np.allclose(losses, fresh, rtol=1e-3), (
+        "the losses differ from those of fresh models: are the weights and the optimizer's state "
+        "back at their start?"
+    )
+    assert level < 1.5 * one_model, (
+        f"{level:.0f} MiB are kept, more than one model has: something is still made in the loop."
+    )
 
 # %% [markdown]
 # **3.** Some activations are custom gradients themselves. Return how many gradient functions one traced forward pass
 # of a `Dense(4, activation)` layer adds to the table. (`registered()` above gives the names that are in it.)
+
 
 # %%
 def entries_added(activation):
@@ -484,10 +524,24 @@ def entries_added(activation):
 
 
 ACTIVATIONS = ["relu", "tanh", "silu"]
-entries_run = run(lambda: [entries_added(name) for name in ACTIVATIONS], label="activations", quiet=True)
-with exercise(3, "Keep registered(), call tf.function(lambda: layer(x))() once, and count the names that are new."):
-    counts = entries_run.need().value
-    assert None not in counts, "entries_added() returns nothing yet: return the number of names that the trace adds."
-    assert counts[0] == counts[1] == 0, f"relu and tanh are built-in operations and add none, you count {counts[:2]}: compare before and after."
-    assert counts[2] > 0, "silu is a custom gradient, so a traced call adds an entry: is the layer called inside a tf.function?"
+entries_run = lab.run(
+    lambda: [entries_added(name) for name in ACTIVATIONS], label="activations", quiet=True
+)
+with lab.exercise(
+    3,
+    "Keep registered(), call tf.function(lambda: layer(x))() once, and count the new names.",
+):
+    lab.expect_finished(entries_run)
+    counts = entries_run.value
+    assert None not in counts, (
+        "entries_added() returns nothing yet: return the number of names that the trace adds."
+    )
+    assert counts[0] == counts[1] == 0, (
+        f"relu and tanh are built-in operations and add none, you count {counts[:2]}: "
+        "compare before and after."
+    )
+    assert counts[2] > 0, (
+        "silu is a custom gradient, so a traced call adds an entry: "
+        "is the layer called inside a tf.function?"
+    )
     print(dict(zip(ACTIVATIONS, counts)))
