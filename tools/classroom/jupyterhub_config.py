@@ -29,6 +29,7 @@ names = LIST.read_text().split() if LIST.exists() else []
 if not names:
     sys.exit(f"{LIST} is missing or empty: write one login name a line, the teacher's first")
 c.Authenticator.allowed_users = set(names)
+c.Authenticator.allow_existing_users = False  # or whoever was taken off the list, and is in the hub's database, still could
 c.Authenticator.admin_users = {names[0]}  # may stop and start every learner's server
 
 c.JupyterHub.bind_url = os.environ.get("CLASSROOM_ADDRESS", "http://127.0.0.1:8000")
