@@ -10,6 +10,7 @@ for byte. Another Pillow may bring another JPEG library: the bytes then
 differ, and so may a few crops, as the size of the JPEG decides whether a
 crop is kept. Another zlib may change the bytes of digits.npz, not the arrays.
 """
+
 import csv
 import io
 import random
@@ -48,7 +49,7 @@ SOURCES = [
 PER_CLASS = 26
 SIDES = range(96, 161, 8)  # width and height of a crop, in pixels
 BYTES = range(3000, 8001)  # a smaller JPEG is mostly a flat patch
-MAX_OVERLAP = 0.55         # of two crops of one photo: no near-copies
+MAX_OVERLAP = 0.55  # of two crops of one photo: no near-copies
 
 
 def overlap(a, b):

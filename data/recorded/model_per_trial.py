@@ -76,7 +76,9 @@ if __name__ == "__main__":
         "change": os.environ.get("CHANGE", "none"),
         "weights MiB": round(weights, 2),
         "fit, Adam": kept(lambda: fit("adam")),
-        "fit, Adam without all-reduce": kept(fit_without_all_reduce) if hasattr(keras.optimizers.Adam, "_all_reduce_sum_gradients") else "",
+        "fit, Adam without all-reduce": kept(fit_without_all_reduce)
+        if hasattr(keras.optimizers.Adam, "_all_reduce_sum_gradients")
+        else "",
         "no Keras optimizer, relu": kept(lambda: by_hand("relu")),
         "no Keras optimizer, silu": kept(lambda: by_hand("silu")),
     }

@@ -21,7 +21,8 @@ FOLDER = Path(os.environ.get("CLASSROOM_FOLDER", COURSE / "build" / "classroom")
 MEMORY = parse_size(os.environ.get("CLASSROOM_MEMORY", "3 GiB"))
 SPAWNER = os.environ.get("CLASSROOM_SPAWNER", "")
 if SPAWNER not in ("systemd", "docker", "local"):
-    sys.exit(f"CLASSROOM_SPAWNER is {SPAWNER!r}: set it to systemd, docker or local (tools/classroom/TEACHING.md tells them apart)")
+    guide = "tools/classroom/TEACHING.md tells them apart"
+    sys.exit(f"CLASSROOM_SPAWNER is {SPAWNER!r}: set it to systemd, docker or local ({guide})")
 
 # Who may log in. Nobody else can, whatever the password.
 LIST = FOLDER / "learners.txt"
@@ -29,7 +30,8 @@ names = LIST.read_text().split() if LIST.exists() else []
 if not names:
     sys.exit(f"{LIST} is missing or empty: write one login name a line, the teacher's first")
 c.Authenticator.allowed_users = set(names)
-c.Authenticator.allow_existing_users = False  # or whoever was taken off the list, and is in the hub's database, still could
+# Or whoever was taken off the list, and is in the hub's database, still could.
+c.Authenticator.allow_existing_users = False
 c.Authenticator.admin_users = {names[0]}  # may stop and start every learner's server
 
 c.JupyterHub.bind_url = os.environ.get("CLASSROOM_ADDRESS", "http://127.0.0.1:8000")
@@ -41,7 +43,8 @@ c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
 
 c.Spawner.mem_limit = MEMORY  # also reaches the learner's server as MEM_LIMIT, which the budgets of the labs respect
 c.Spawner.default_url = "/lab/tree/course/labs/start_here.ipynb"
-c.Spawner.start_timeout = c.Spawner.http_timeout = 120  # thirty servers that start at once on a few cores take their time
+# Thirty servers that start at once on a few cores take their time.
+c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 server = ["/bin/sh", str(COURSE / "tools" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
 
 if SPAWNER == "systemd":
@@ -63,16 +66,18 @@ if SPAWNER == "docker":
     c.DockerSpawner.image = "tensorflow-memory-labs"
     c.DockerSpawner.remove = True
     c.DockerSpawner.volumes = {"classroom-{username}": "/srv/learner"}
-    c.JupyterHub.hub_ip = "172.17.0.1"  # the host as containers on Docker's own bridge see it; no address of the outside
+    # The host as containers on Docker's own bridge see it; no address of the outside.
+    c.JupyterHub.hub_ip = "172.17.0.1"
     c.Spawner.cmd = ["python", "-m", "jupyterhub.singleuser"]  # the image's entry point is start.sh
 
 if SPAWNER == "local":
     # For trying it out on one Linux machine without root. RLIMIT_DATA limits the private memory of each process, the
     # kernel and each arm, not their sum; and all servers run under the account that started the hub.
     if shutil.which("prlimit") is None:
-        sys.exit("CLASSROOM_SPAWNER=local enforces memory by prlimit, from Linux's util-linux, which is not here: use docker")
+        sys.exit("CLASSROOM_SPAWNER=local needs prlimit, from Linux's util-linux, which is not here: use docker")
     c.JupyterHub.spawner_class = "simple"
     c.SimpleLocalProcessSpawner.home_dir_template = str(FOLDER / "homes" / "{username}")
     c.Spawner.cmd = ["prlimit", f"--data={MEMORY}", *server]
     if os.geteuid() == 0:
-        c.Spawner.args = ["--allow-root"]  # started as root, as in many containers, Jupyter wants to be told that this is meant
+        # Started as root, as in many containers, Jupyter wants to be told that this is meant.
+        c.Spawner.args = ["--allow-root"]
