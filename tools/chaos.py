@@ -8,6 +8,7 @@ import argparse
 import collections
 import contextlib
 import io
+import json
 import os
 import random
 import signal
@@ -149,7 +150,8 @@ def one(name):
 
 def left_behind(before):
     """Sentences on what the arms left."""
-    folders = [str(folder) for folder in Path(tempfile.gettempdir()).glob("labsupport-*/.labsupport-arm.json")]
+    marks = Path(tempfile.gettempdir()).glob("labsupport-*/.labsupport-arm.json")
+    folders = [str(mark.parent) for mark in marks if json.loads(mark.read_text())["pid"] == os.getpid()]
     processes = [process.name() for process in psutil.Process().children(recursive=True)]
     files = len(os.listdir("/proc/self/fd")) - before
     sleeping = [
