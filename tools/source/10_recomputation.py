@@ -25,17 +25,14 @@ import time
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 DEPTH, WIDTH, CLASSES = 36, 128, 10
-BATCH = choose(SCALE, quick=8192, full=32768)
-BUDGET = choose(SCALE, quick="112 MiB", full="448 MiB")
+BATCH = lab.choose(SCALE, quick=8192, full=32768)
+BUDGET = lab.choose(SCALE, quick="112 MiB", full="448 MiB")
 
 # %% [markdown]
 # ## Predict
@@ -44,30 +41,37 @@ BUDGET = choose(SCALE, quick="112 MiB", full="448 MiB")
 # does one training step on a batch take at its worst moment?
 
 # %%
-my_guess = guess(f"Peak memory of one training step, {DEPTH} × Dense({WIDTH}), batch {BATCH}?", GUESS_MIB)
+my_guess = lab.guess(
+    f"Peak memory of one training step, {DEPTH} × Dense({WIDTH}), batch {BATCH}?", GUESS_MIB
+)
 
 # %% [markdown]
 # Now the arithmetic. The backward pass needs every layer's output, so all of them are kept until it comes by.
 
 # %%
-one = tensor_mib((BATCH, WIDTH))
-weights = DEPTH * tensor_mib((WIDTH, WIDTH))
+one = lab.tensor_mib((BATCH, WIDTH))
+weights = DEPTH * lab.tensor_mib((WIDTH, WIDTH))
 predicted_plain = (DEPTH + 3) * one  # and three gradients of one activation on the way back
-print(f"one activation {one:.2f} MiB, {DEPTH} kept and 3 in passing: {predicted_plain:.0f} MiB; all weights: {weights:.2f} MiB")
+print(f"one activation {one:.2f} MiB; all weights: {weights:.2f} MiB")
+print(f"{DEPTH} activations kept and 3 in passing: {predicted_plain:.0f} MiB")
 
 # %% [markdown]
 # Recomputation keeps only some outputs, *checkpoints*, and runs the layers between two of them a second time when the
 # backward pass needs what they made. With `k` segments of `n/k` layers that is `k` checkpoints for the whole step,
 # plus one segment's `n/k` outputs at a time. A segment also holds the gradient that enters it, so 4 in passing.
 
+
 # %%
 def predicted_segments(k, depth=DEPTH, kept_per_layer=1.0):
-    """MiB at the peak with k segments; kept_per_layer: activations that one layer keeps for its backward pass."""
+    """MiB at the peak with k segments; kept_per_layer: activations that one layer keeps."""
     return (k + kept_per_layer * depth / k + 4) * one
 
 
 COUNTS = [k for k in range(1, DEPTH + 1) if DEPTH % k == 0]
-print("\n".join(f"{k:2} segments: {predicted_segments(k):6.1f} MiB" for k in COUNTS), f"\nnone: {predicted_plain:15.1f} MiB")
+print(
+    "\n".join(f"{k:2} segments: {predicted_segments(k):6.1f} MiB" for k in COUNTS),
+    f"\nnone: {predicted_plain:15.1f} MiB",
+)
 
 # %% [markdown]
 # `k + n/k` is smallest at `k = √n`, here 6. At both ends, one segment or 36, there is nothing to gain.
@@ -79,10 +83,14 @@ print("\n".join(f"{k:2} segments: {predicted_segments(k):6.1f} MiB" for k in COU
 # A step over `d` dense layers has `d` matrix products forward and, for the gradients, `d` for weights and `d − 1` for
 # layer inputs: `3d − 1`. A step that recomputed anything would have more.
 
+
 # %%
 def multiplications(train_step, *arguments):
     """How many matrix products the graph of a step holds."""
-    return sum(op.type == "MatMul" for op in train_step.get_concrete_function(*arguments).graph.get_operations())
+    return sum(
+        op.type == "MatMul"
+        for op in train_step.get_concrete_function(*arguments).graph.get_operations()
+    )
 
 
 def published(hidden, inputs, samples, batch):
@@ -107,9 +115,13 @@ def published(hidden, inputs, samples, batch):
     return {"products": multiplications(train_step, x[:batch], y[:batch]), "traces": traces}
 
 
-own_size = run(published, 1, 10, 1000, 32, label="published, at its own size", quiet=True).need()
-print(f"2 layers: {own_size.value['products']} matrix products, an ordinary step has 3 × 2 − 1 = {3 * 2 - 1}")
-print(f"traces: {own_size.value['traces']} for {-(-1000 // 32)} slices, the last of which holds {1000 % 32} samples, another shape")
+own_size = lab.measure(published, 1, 10, 1000, 32, label="published, at its own size")
+products, traces = own_size.value["products"], own_size.value["traces"]
+print(f"2 layers: {products} matrix products, an ordinary step has 3 × 2 − 1 = {3 * 2 - 1}")
+print(
+    f"traces: {traces} for {-(-1000 // 32)} slices, "
+    f"the last of which holds {1000 % 32} samples, another shape"
+)
 
 # %% [markdown]
 # (The first call is traced twice, because it creates the optimizer's variables; the last slice's shape is one trace
@@ -120,15 +132,16 @@ print(f"traces: {own_size.value['traces']} for {-(-1000 // 32)} slices, the last
 # where others report an OOM; the runs that are compared go without them.)
 
 # %%
-PLAIN_KERNELS = {"TF_ENABLE_ONEDNN_OPTS": "0"}
-failure = run(published, DEPTH, WIDTH, BATCH, BATCH, budget=BUDGET, label="published snippet", env=PLAIN_KERNELS)
-expect_oom(failure);
+deep = (DEPTH, WIDTH, BATCH, BATCH)
+failure = lab.run(published, *deep, budget=BUDGET, label="published snippet", env=lab.NO_ONEDNN)
+lab.expect_oom(failure)
 
 # %% [markdown]
 # ## Fix
 #
 # One thing changes: the layers are called in segments, each wrapped in `tf.recompute_grad` (Keras offers the same as
 # `keras.remat`). The layers must be built before that, because a variable may not be created inside a segment.
+
 
 # %%
 def chain(layers):
@@ -141,9 +154,12 @@ def chain(layers):
 
 
 def in_segments(layers, lengths):
-    """Functions that together apply all layers, each recomputed: the first lengths[0] layers, and so on."""
+    """Functions that together apply all layers, each recomputed: lengths[0] layers, and so on."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    return [tf.recompute_grad(chain(layers[start : start + length])) for start, length in zip(starts, lengths)]
+    return [
+        tf.recompute_grad(chain(layers[start : start + length]))
+        for start, length in zip(starts, lengths)
+    ]
 
 
 def built_layers(activation):
@@ -152,7 +168,11 @@ def built_layers(activation):
     head = keras.layers.Dense(CLASSES)
     for layer in [*layers, head]:
         layer.build((None, WIDTH))
-    return layers, head, [weight for layer in [*layers, head] for weight in layer.trainable_variables]
+    return (
+        layers,
+        head,
+        [weight for layer in [*layers, head] for weight in layer.trainable_variables],
+    )
 
 
 def recomputed(segments, batch):
@@ -175,46 +195,62 @@ def recomputed(segments, batch):
         return loss
 
     train_step(x, y)
-    return {"products": multiplications(train_step, x, y), "traces": train_step.experimental_get_tracing_count()}
+    return {
+        "products": multiplications(train_step, x, y),
+        "traces": train_step.experimental_get_tracing_count(),
+    }
 
 
-fix = run(recomputed, 6, BATCH, budget=BUDGET, label="6 segments recomputed", env=PLAIN_KERNELS)
-fix.need();
+fix = lab.run(recomputed, 6, BATCH, budget=BUDGET, label="6 segments recomputed", env=lab.NO_ONEDNN)
+lab.expect_finished(fix)
 
 # %% [markdown]
 # What the published step would have needed, and what Keras' own training step needs, which nobody calls
 # checkpointing:
 
+
 # %%
 def ordinary(batch):
-    model = keras.Sequential([keras.Input((WIDTH,)), *[keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)], keras.layers.Dense(CLASSES)])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(CLASSES)])
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss_fn, jit_compile=False)
     x = tf.random.normal((batch, WIDTH))
     y = tf.random.uniform((batch,), maxval=CLASSES, dtype=tf.int32)
     model.train_on_batch(x, y)
 
 
-unbounded = run(published, DEPTH, WIDTH, BATCH, BATCH, label="published, no tight budget", quiet=True, env=PLAIN_KERNELS).need()
-keras_step = run(ordinary, BATCH, label="Keras train_on_batch", quiet=True, env=PLAIN_KERNELS).need()
+unbounded = lab.measure(published, *deep, label="published, no tight budget", env=lab.NO_ONEDNN)
+keras_step = lab.measure(ordinary, BATCH, label="Keras train_on_batch", env=lab.NO_ONEDNN)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(unbounded, keras_step, fix)
+lab.compare(unbounded, keras_step, fix)
 
 # %%
 layers = DEPTH + 1
 print(my_guess.against(unbounded.peak_mib))
-print(f"matrix products: ordinary 3 × {layers} − 1 = {3 * layers - 1}, published {unbounded.value['products']}, 6 segments {fix.value['products']}")
-print(f"({DEPTH} products more are the layers run again; one more is the gradient for the first segment's input, which nobody uses)")
-assert unbounded.value["products"] == 3 * layers - 1 < fix.value["products"], "a step that recomputes must hold more products than one that does not"
+products, with_segments = unbounded.value["products"], fix.value["products"]
+print(
+    f"matrix products: ordinary 3 × {layers} − 1 = {3 * layers - 1}, "
+    f"published {products}, 6 segments {with_segments}"
+)
+print(
+    f"({DEPTH} products more are the layers run again; one more is the gradient for the first "
+    "segment's input, which nobody uses)"
+)
+assert products == 3 * layers - 1 < with_segments, (
+    "a step that recomputes must hold more products than one that does not"
+)
 
 # %% [markdown]
 # ### Memory and time over the number of segments
 #
 # Every way to cut 36 layers into equal segments, eagerly; some of them in a graph too. The step only
 # computes gradients here, without an optimizer, so that activations are all there is to see.
+
 
 # %%
 def gradient_step(parts, head, weights):
@@ -239,46 +275,51 @@ def timed(run_step, x, y):
 def sweep(activation, eager_counts, graph_counts, batch):
     layers, head, weights = built_layers(activation)
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
-    start, seconds, gradients = reading().tensors_mib, {}, {}
+    seconds, gradients = {}, []
     for count in sorted({*eager_counts, *graph_counts}):  # 0: nothing is recomputed
         parts = in_segments(layers, [DEPTH // count] * count) if count else [chain(layers)]
         step = gradient_step(parts, head, weights)
-        for mode, counts, run_step in (("eager", eager_counts, step), ("graph", graph_counts, tf.function(step))):
-            if count in counts:
-                if mode == "graph":
-                    run_step(x, y)  # traces
-                with phase(f"{mode} {count}"):
-                    (first, gradient), (second, _) = timed(run_step, x, y), timed(run_step, x, y)
-                seconds[f"{mode} {count}"], gradients[f"{mode} {count}"] = min(first, second), gradient
-    first = gradients[next(iter(gradients))]
-    off = max(float(abs(g - first).max()) for g in gradients.values()) / float(abs(first).max())
-    return {"start": start, "seconds": seconds, "off": off}
+        ways = {"eager": (eager_counts, step), "graph": (graph_counts, tf.function(step))}
+        for mode, (counts, run_step) in ways.items():
+            if count not in counts:
+                continue
+            if mode == "graph":
+                run_step(x, y)  # traces
+            name = f"{mode} {count}"
+            with lab.phase(name):
+                runs = [timed(run_step, x, y) for _ in range(2)]
+            seconds[name] = min(took for took, _ in runs)
+            gradients.append(runs[0][1])
+    first = gradients[0]
+    off = max(float(abs(g - first).max()) for g in gradients) / float(abs(first).max())
+    return {"seconds": seconds, "off": off}
 
 
 def table(result):
     """One row a phase "mode count" of sweep(): MiB over the inputs and weights, and seconds."""
-    rows = [p.name.split() + [p.peak / 2**20 - result.value["start"], result.value["seconds"][p.name]] for p in result.phases]
-    return pd.DataFrame(rows, columns=["mode", "segments", "MiB", "seconds"]).astype({"segments": int}).set_index(["mode", "segments"])
+    seconds = result.value["seconds"]
+    rows = [[*p.name.split(), p.rise_mib, seconds[p.name]] for p in result.phases]
+    frame = pd.DataFrame(rows, columns=["mode", "segments", "MiB", "seconds"])
+    return frame.astype({"segments": int}).set_index(["mode", "segments"])
 
 
-swept = run(sweep, "relu", [0, *COUNTS], [0, 1, 3, 6, 12, DEPTH], BATCH, label="segments", quiet=True).need()
+swept = lab.measure(sweep, "relu", [0, *COUNTS], [0, 1, 3, 6, 12, DEPTH], BATCH, label="segments")
 measured = table(swept)
 
 # %%
-figure, (memory, clock) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", facecolor="white")
-for index, (mode, line) in enumerate((("eager", "o-"), ("graph", "s--"))):
-    rows = measured.loc[mode].drop(0)
-    for axes, column in ((memory, "MiB"), (clock, "seconds")):
-        axes.plot(rows.index, rows[column], line, color=COLOURS[index], label=f"{mode}, recomputed")
-        axes.axhline(measured.loc[(mode, 0), column], color=COLOURS[index], lw=1, ls=":", label=f"{mode}, nothing recomputed")
-memory.plot(COUNTS, [predicted_segments(k) for k in COUNTS], "x", color="black", ms=8, label="predicted (eager)")
-for axes, label in ((memory, "peak of one step (MiB)"), (clock, "time of one step (s)")):
-    axes.set(xscale="log", xlabel="number of segments", ylabel=label)
-    axes.set_xticks(COUNTS, COUNTS, minor=False)
+figure, panels = plt.subplots(1, 2)
+labels = {"MiB": "peak of one step (MiB)", "seconds": "time of one step (s)"}
+for axes, (column, label) in zip(panels, labels.items()):
+    for colour, (mode, line) in zip(lab.COLOURS, {"eager": "o-", "graph": "s--"}.items()):
+        rows = measured.loc[mode, column]
+        axes.plot(rows.drop(0), line, color=colour, label=f"{mode}, recomputed")
+        axes.axhline(rows[0], color=colour, lw=1, ls=":", label=f"{mode}, nothing recomputed")
+    axes.set(xscale="log", xlabel="number of segments", ylabel=label, ylim=(0, None))
+    axes.set_xticks(COUNTS, COUNTS)
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-memory.legend(frameon=False, fontsize=8)
+predicted = [predicted_segments(k) for k in COUNTS]
+panels[0].plot(COUNTS, predicted, "kx", ms=8, label="predicted (eager)")
+figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 plt.show()
 measured.unstack("mode").round(2)
 
@@ -286,13 +327,18 @@ measured.unstack("mode").round(2)
 eager = measured.loc["eager", "MiB"]
 best = int(eager.drop(0).idxmin())
 print(f"smallest of the eager ones: {best} segments; √{DEPTH} = {DEPTH**0.5:.0f}")
-print(f"gradients of all {len(swept.phases)} ways: apart by at most {swept.value['off']:.1e} of the largest, float32 rounds at 1.2e-07")
+print(
+    f"gradients of all {len(swept.phases)} ways: apart by at most {swept.value['off']:.1e} of the "
+    "largest, float32 rounds at 1.2e-07"
+)
 assert swept.value["off"] < 1e-3, "recomputation must not change the gradients"
 assert eager[6] < 0.6 * eager[0], "segments of √n layers should need well below the plain step"
-predicted_vs_measured(
-    plain=(predicted_plain, eager[0]), one_segment=(predicted_segments(1), eager[1]),
-    six_segments=(predicted_segments(6), eager[6]), each_layer_alone=(predicted_segments(DEPTH), eager[DEPTH]),
-)  # fmt: skip
+lab.predicted_vs_measured(
+    plain=(predicted_plain, eager[0]),
+    one_segment=(predicted_segments(1), eager[1]),
+    six_segments=(predicted_segments(6), eager[6]),
+    each_layer_alone=(predicted_segments(DEPTH), eager[DEPTH]),
+)
 
 # %% [markdown]
 # ## Explain
@@ -309,13 +355,14 @@ predicted_vs_measured(
 #
 # `keras.RematScope` promises the same in one line around the model's construction. On the TensorFlow backend:
 
+
 # %%
 def with_scope(mode, batch):
     with keras.RematScope(mode):
         hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]
         model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(CLASSES)])
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
-    start, errors = reading().tensors_mib, {}
+    errors = {}
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -324,19 +371,21 @@ def with_scope(mode, batch):
 
     for name, run_step in (("eager", step), ("graph", tf.function(step))):
         try:
-            with phase(name):
+            with lab.phase(name):
                 run_step(x, y)
         except ValueError as error:
-            errors[name] = next((line for line in str(error).splitlines() if "custom_gradient" in line), str(error)).strip("\x1b[01m ")
-    return {"start": start, "errors": errors}
+            lines = [line for line in str(error).splitlines() if "custom_gradient" in line]
+            errors[name] = (lines or [str(error)])[0].strip("\x1b[01m ")
+    return errors
 
 
-scopes = {mode: run(with_scope, mode, BATCH, label=f"RematScope({mode!r})", quiet=True).need() for mode in ("full", "activations")}
-for mode, result in scopes.items():
+for mode in ("full", "activations"):
+    result = lab.measure(with_scope, mode, BATCH, label=f"RematScope({mode!r})")
     for p in result.phases:
-        error = result.value["errors"].get(p.name)
-        cost = f"{p.peak / 2**20 - result.value['start']:.0f} MiB against {measured.loc[(p.name, 0), 'MiB']:.0f} without"
-        print(f"RematScope({mode!r:13}) {p.name}: {'ValueError: ' + error if error else cost}")
+        found = f"{p.rise_mib:.0f} MiB against {measured.loc[(p.name, 0), 'MiB']:.0f} without"
+        if p.name in result.value:
+            found = f"ValueError: {result.value[p.name]}"
+        print(f"RematScope({mode!r:13}) {p.name}: {found}")
 
 # %% [markdown]
 # `"full"` wraps every layer *and* the model around them: both useless ways at once. Where the line above says
@@ -348,16 +397,22 @@ for mode, result in scopes.items():
 # That turns where a layer keeps more than its output. `gelu` is computed in several steps, and each keeps something.
 
 # %%
-gelu = run(sweep, "gelu", [0, 6, 18, DEPTH], [], BATCH, label="gelu", quiet=True).need()
+gelu = lab.measure(sweep, "gelu", [0, 6, 18, DEPTH], [], BATCH, label="gelu")
 gelu_mib = table(gelu).loc["eager", "MiB"]
 kept = (gelu_mib[0] / one - 3) / DEPTH
 print(gelu_mib.round(1).to_string())
-print(f"a gelu layer keeps {kept:.1f} activations; each layer alone needs {gelu_mib[DEPTH] / gelu_mib[0]:.2f} × the plain step")
-assert gelu_mib[DEPTH] < 0.5 * gelu_mib[0], "layers that keep several tensors gain even when each is recomputed alone"
+print(
+    f"a gelu layer keeps {kept:.1f} activations; "
+    f"each layer alone needs {gelu_mib[DEPTH] / gelu_mib[0]:.2f} × the plain step"
+)
+assert gelu_mib[DEPTH] < 0.5 * gelu_mib[0], (
+    "layers that keep several tensors gain even when each is recomputed alone"
+)
 
 # %% [markdown]
 # The rule for any model: with `c` activations kept a layer, `k + c·n/k` is smallest at `k = √(c·n)`. And recomputation
 # saves activations only: where weights, gradients and slots fill the memory, there is nothing to save. Find both points.
+
 
 # %%
 def gain(depth=DEPTH, kept_per_layer=1.0, weights_and_slots=10):
@@ -365,16 +420,21 @@ def gain(depth=DEPTH, kept_per_layer=1.0, weights_and_slots=10):
     best = min(counts, key=lambda k: predicted_segments(k, depth, kept_per_layer))
     plain = (kept_per_layer * depth + 3) * one + weights_and_slots
     cut = predicted_segments(best, depth, kept_per_layer) + weights_and_slots
-    print(f"plain {plain:7.1f} MiB   best {cut:7.1f} MiB with {best} segments: {plain / cut:.1f} × smaller (predicted)")
+    print(
+        f"plain {plain:7.1f} MiB   best {cut:7.1f} MiB with {best} segments: "
+        f"{plain / cut:.1f} × smaller (predicted)"
+    )
 
 
-explore(gain, depth=(4, 144, 4), kept_per_layer=(1.0, 8.0, 0.5), weights_and_slots=(0, 2000, 50))
+sliders = {"depth": (4, 144, 4), "kept_per_layer": (1.0, 8.0, 0.5)}
+lab.explore(gain, **sliders, weights_and_slots=(0, 2000, 50))
 
 # %% [markdown]
 # ### What it silently breaks
 #
 # A segment runs twice. Whatever draws a random number or changes a variable in the forward pass does so twice: dropout
 # draws a *second mask*, and the gradient then belongs to a network that never made the prediction.
+
 
 # %%
 def twice(batch=64):
@@ -397,15 +457,15 @@ def twice(batch=64):
         return float(norm.moving_mean[0])
 
     dropout, batch_norm = lambda x: drop(x, training=True), lambda x: norm(x, training=True)
-    return {
-        "dropout: outputs and gradients that agree on what was dropped": (same_mask(dropout), same_mask(tf.recompute_grad(dropout))),
-        "batch normalization: moving mean after one step, momentum 0.5, from 0 towards 1": (moved(batch_norm), moved(tf.recompute_grad(batch_norm))),
-    }
+    masks = [same_mask(function) for function in (dropout, tf.recompute_grad(dropout))]
+    return masks, [moved(function) for function in (batch_norm, tf.recompute_grad(batch_norm))]
 
 
-broken = run(twice, label="state inside a segment", quiet=True).need()
-for what, (plain, again) in broken.value.items():
-    print(f"{what}: plain {plain:.2f}, recomputed {again:.2f}")
+masks, means = lab.measure(twice, label="state inside a segment").value
+print("dropout: outputs and gradients that agree on what was dropped:")
+print("plain {:.2f}, recomputed {:.2f}".format(*masks))
+print("batch normalization: moving mean after one step, momentum 0.5, from 0 towards 1:")
+print("plain {:.2f}, recomputed {:.2f}".format(*means))
 
 # %% [markdown]
 # Keep such layers between the segments, or hand dropout a fixed seed (exercise 2).
@@ -413,27 +473,23 @@ for what, (plain, again) in broken.value.items():
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C13",
     "fails",
-    figures={
-        "published": unbounded.peak_mib, "keras": keras_step.peak_mib, "segments": fix.peak_mib,
-        "products": unbounded.value["products"], "ordinary_products": 3 * layers - 1, "products_in_segments": fix.value["products"],
-    },
-    tests={
-        "the snippet computes any layer a second time": "products > ordinary_products",
-        "it needs less than Keras' ordinary training step": "published < 0.9 * keras",
-    },
-    because="It is an ordinary step. Real recomputation in segments runs the layers again and keeps the square root of the depth twice.",
-    flips="tf.recompute_grad over about √n segments saves; over each layer alone or over the whole model at once it does not.",
-    unit="MiB, and matrix products",
-)  # fmt: skip
+    published=unbounded.peak_mib,
+    keras=keras_step.peak_mib,
+    segments=fix.peak_mib,
+    products=products,
+    ordinary_products=3 * layers - 1,
+    products_in_segments=with_segments,
+)
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** Predict for gelu. Use `kept`, measured above, to find the number of segments out of `COUNTS` for which the
 # predicted peak is smallest. Your number is then run.
+
 
 # %%
 def best_segments(depth, kept_per_layer):
@@ -443,17 +499,25 @@ def best_segments(depth, kept_per_layer):
 
 
 mine = best_segments(DEPTH, kept)
-with exercise(1, "Take min(COUNTS, key=...) over predicted_segments(k, depth, kept_per_layer)."):
+with lab.exercise(
+    1, "Take min(COUNTS, key=...) over predicted_segments(k, depth, kept_per_layer)."
+):
     assert mine is not None, "best_segments() returns nothing yet: return a number out of COUNTS."
     assert mine in COUNTS, f"{mine} does not divide {DEPTH}: choose one of {COUNTS}."
-    own_run = run(sweep, "gelu", [mine], [], BATCH, label=f"gelu in {mine} segments", quiet=True).need()
+    own_run = lab.measure(sweep, "gelu", [mine], [], BATCH, label=f"gelu in {mine} segments")
     own_mib = table(own_run).loc[("eager", mine), "MiB"]
-    print(f"{mine} segments: predicted {predicted_segments(mine, DEPTH, kept):.0f} MiB, measured {own_mib:.0f} MiB; √n = 6 segments took {gelu_mib[6]:.0f} MiB")
-    assert own_mib < 0.9 * gelu_mib[6], f"{mine} segments need no less than the 6 that relu likes: gelu keeps more inside a segment."
+    print(
+        f"{mine} segments: predicted {predicted_segments(mine, DEPTH, kept):.0f} MiB, "
+        f"measured {own_mib:.0f} MiB; √n = 6 segments took {gelu_mib[6]:.0f} MiB"
+    )
+    assert own_mib < 0.9 * gelu_mib[6], (
+        f"{mine} segments need no less than the 6 that relu likes: gelu keeps more in a segment."
+    )
 
 # %% [markdown]
 # **2.** Dropout that may be recomputed. Write a function of `x` **and a seed** that drops half of `x`, always the same
 # half for the same seed. The caller draws a new seed each step, outside the segment.
+
 
 # %%
 def seeded_dropout(x, seed):
@@ -473,26 +537,43 @@ def check_dropout():
         agree = tf.reduce_mean(tf.cast((y != 0) == (tape.gradient(y, x) != 0), tf.float32))
         results.append((y.numpy() != 0, float(agree)))
     (first, agree), (second, _) = results
-    return {"agree": agree, "dropped": float(1 - first.mean()), "seeds_differ": bool((first != second).any())}
+    return {
+        "agree": agree,
+        "dropped": float(1 - first.mean()),
+        "seeds_differ": bool((first != second).any()),
+    }
 
 
-dropout_run = run(check_dropout, label="dropout with a seed", quiet=True)
-with exercise(2, "tf.nn.experimental.stateless_dropout(x, rate=0.5, seed=seed) draws from the seed alone."):
+dropout_run = lab.run(check_dropout, label="dropout with a seed", quiet=True)
+with lab.exercise(
+    2, "tf.nn.experimental.stateless_dropout(x, rate=0.5, seed=seed) draws from the seed alone."
+):
     assert dropout_run.ok, f"seeded_dropout() does not run yet: {dropout_run.error}"
-    assert dropout_run.value is not None, "seeded_dropout() returns nothing yet: return x with half of its elements dropped."
-    assert 0.4 < dropout_run.value["dropped"] < 0.6, f"{dropout_run.value['dropped']:.0%} of the elements are dropped, not half."
-    assert dropout_run.value["agree"] == 1, f"output and gradient agree on {dropout_run.value['agree']:.0%} of the elements: the mask is still drawn anew."
-    assert dropout_run.value["seeds_differ"], "two seeds give the same mask: use the seed that is handed in."
+    assert dropout_run.value is not None, (
+        "seeded_dropout() returns nothing yet: return x with half of its elements dropped."
+    )
+    assert 0.4 < dropout_run.value["dropped"] < 0.6, (
+        f"{dropout_run.value['dropped']:.0%} of the elements are dropped, not half."
+    )
+    agree = dropout_run.value["agree"]
+    assert agree == 1, (
+        f"output and gradient agree on {agree:.0%} of the elements: the mask is still drawn anew."
+    )
+    assert dropout_run.value["seeds_differ"], (
+        "two seeds give the same mask: use the seed that is handed in."
+    )
 
 # %% [markdown]
 # **3.** Uneven segments. While segment `i` is recomputed, the checkpoints behind it are gone already. So early segments
 # may be longer than late ones. Return the lengths of your segments, first to last, so that 36 layers need less than
 # with 6 equal segments. First the arithmetic, then your lengths are run.
 
+
 # %%
 def predicted_uneven(lengths):
-    """MiB: at segment i (from 1) there are i checkpoints, its outputs, 4 in passing, and the last output, which h holds."""
-    return max(i + length + 4 + (i < len(lengths)) for i, length in enumerate(lengths, start=1)) * one
+    """MiB: at segment i (from 1) i checkpoints, its outputs, 4 in passing, and the last output."""
+    many = len(lengths)
+    return max(i + length + 4 + (i < many) for i, length in enumerate(lengths, start=1)) * one
 
 
 def uneven_lengths():
@@ -505,17 +586,25 @@ def run_lengths(lengths, batch):
     layers, head, weights = built_layers("relu")
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
     step = gradient_step(in_segments(layers, lengths), head, weights)
-    start = reading().tensors_mib
-    with phase("step"):
+    with lab.phase("step"):
         step(x, y)
-    return start
 
 
 lengths = uneven_lengths()
-with exercise(3, "If the first segment has p layers, the second may have p − 1, the third p − 2, and so on."):
-    assert lengths is not None, "uneven_lengths() returns nothing yet: return a list of segment lengths."
+with lab.exercise(
+    3, "If the first segment has p layers, the second may have p − 1, the third p − 2, and so on."
+):
+    assert lengths is not None, (
+        "uneven_lengths() returns nothing yet: return a list of segment lengths."
+    )
     assert sum(lengths) == DEPTH, f"the segments hold {sum(lengths)} layers together, not {DEPTH}."
-    uneven = run(run_lengths, lengths, BATCH, label="uneven segments", quiet=True).need()
-    uneven_mib = uneven.phases[0].peak / 2**20 - uneven.value
-    print(f"{lengths}: predicted {predicted_uneven(lengths):.0f} MiB, measured {uneven_mib:.0f} MiB; 6 equal segments {eager[6]:.0f} MiB")
-    assert uneven_mib < 0.95 * eager[6], "that is no less than 6 equal segments need: make the first ones longer and the last ones shorter."
+    uneven = lab.measure(run_lengths, lengths, BATCH, label="uneven segments")
+    uneven_mib = uneven.phase("step").rise_mib
+    print(
+        f"{lengths}: predicted {predicted_uneven(lengths):.0f} MiB, measured {uneven_mib:.0f} MiB; "
+        f"6 equal segments {eager[6]:.0f} MiB"
+    )
+    assert uneven_mib < 0.95 * eager[6], (
+        "that is no less than 6 equal segments need: "
+        "make the first ones longer and the last ones shorter."
+    )
