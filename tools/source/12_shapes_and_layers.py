@@ -24,18 +24,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, reading, run,
-    verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 from keras import layers
 
-BATCH = choose(SCALE, quick=128, full=512)
-BUDGET = choose(SCALE, quick="160 MiB", full="600 MiB")
+BATCH = lab.choose(SCALE, quick=128, full=512)
+BUDGET = lab.choose(SCALE, quick="160 MiB", full="600 MiB")
 
 # %% [markdown]
 # ## Predict
@@ -43,41 +39,43 @@ BUDGET = choose(SCALE, quick="160 MiB", full="600 MiB")
 # The published small CNN: images of 64 × 64 × 3, Conv 32, pool, Conv 64, pool, Dense 128, Dense 10. It is called
 # memory-saving because it is small, with `model.summary()` as the tool.
 
+
 # %%
 def cnn(first=32, second=64, dense=128, strided=False):
     if strided:
         start = [layers.Conv2D(first, 3, strides=2, activation="relu")]
     else:
         start = [layers.Conv2D(first, 3, activation="relu"), layers.MaxPooling2D()]
-    return keras.Sequential([
-        keras.Input((64, 64, 3)), *start, layers.Conv2D(second, 3, activation="relu"), layers.MaxPooling2D(),
-        layers.Flatten(), layers.Dense(dense, activation="relu"), layers.Dense(10, activation="softmax"),
-    ])  # fmt: skip
+    middle = [layers.Conv2D(second, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten()]
+    end = [layers.Dense(dense, activation="relu"), layers.Dense(10, activation="softmax")]
+    return keras.Sequential([keras.Input((64, 64, 3)), *start, *middle, *end])
 
 
 cnn().summary(line_length=64)
 
 # %%
-my_guess = guess(f"Peak memory of one Adam step of this model with a batch of {BATCH}?", GUESS_MIB)
+my_guess = lab.guess(
+    f"Peak memory of one Adam step of this model with a batch of {BATCH}?", GUESS_MIB
+)
 
 # %% [markdown]
 # Now the arithmetic. A layer's weights count four times with Adam (weights, gradients, two slots), whatever the batch.
 # A layer's output counts once *for every image of the batch*, and `summary()` does not count it at all.
 
 # %%
-prediction = predict_step(cnn(), BATCH, graph=False)
+prediction = lab.predict_step(cnn(), BATCH, graph=False)
 prediction
 
 # %%
-by_layer = prediction.layers.set_axis([f"{i} {kind}" for i, kind in enumerate(prediction.layers["kind"])])
-figure, axes = plt.subplots(figsize=(8, 3), layout="constrained", facecolor="white")
-for offset, (column, factor, label) in enumerate((("output MiB", 1, f"outputs, batch {BATCH}"), ("weights MiB", 4, "weights × 4: with gradient and two slots"))):
-    axes.barh(np.arange(len(by_layer)) + 0.4 * offset, factor * by_layer[column], 0.38, color=COLOURS[offset], label=label)
-axes.set_yticks(np.arange(len(by_layer)) + 0.2, by_layer.index)
+names = [f"{i} {kind}" for i, kind in enumerate(prediction.layers["kind"])]
+by_layer = prediction.layers.set_axis(names)
+bars = {
+    f"outputs, batch {BATCH}": by_layer["output MiB"],
+    "weights × 4: with gradient and two slots": 4 * by_layer["weights MiB"],
+}
+axes = pd.DataFrame(bars).plot.barh(width=0.8, xlabel="MiB (predicted)")
 axes.invert_yaxis()
-axes.set_xlabel("MiB (predicted)")
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False)
+axes.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
@@ -87,6 +85,7 @@ plt.show()
 #
 # Somebody must get below the budget, reads the summary, and shrinks the Dense layer from 128 to 16 units. (The step
 # runs eagerly. In a graph, a convolution's two gradients may run side by side, and the peak depends on chance.)
+
 
 # %%
 def train(changes, batch):
@@ -107,8 +106,8 @@ def train(changes, batch):
 
 
 small_dense = {"dense": 16}
-failure = run(train, small_dense, BATCH, budget=BUDGET, label="Dense 16")
-expect_oom(failure);
+failure = lab.run(train, small_dense, BATCH, budget=BUDGET, label="Dense 16")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # ## Fix
@@ -118,58 +117,64 @@ expect_oom(failure);
 
 # %%
 strided = {"strided": True}
-fix = run(train, strided, BATCH, budget=BUDGET, label="strides=2")
-fix.need();
+fix = lab.run(train, strided, BATCH, budget=BUDGET, label="strides=2")
+lab.expect_finished(fix)
 
 # %% [markdown]
 # What the others need, without a budget that stops them:
 
 # %%
-unbounded = run(train, small_dense, BATCH, label="Dense 16, no tight budget", quiet=True).need()
-article = run(train, {}, BATCH, label="published CNN", quiet=True).need()
+unbounded = lab.measure(train, small_dense, BATCH, label="Dense 16, no tight budget")
+article = lab.measure(train, {}, BATCH, label="published CNN")
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(article, unbounded, fix)
+lab.compare(article, unbounded, fix)
 
 # %%
-predicted_vs_measured(
-    published=(prediction.total_mib, article.peak_mib),
-    dense_16=(predict_step(cnn(**small_dense), BATCH, graph=False).total_mib, unbounded.peak_mib),
-    strides_2=(predict_step(cnn(**strided), BATCH, graph=False).total_mib, fix.peak_mib),
+changes = {"published": {}, "dense 16": small_dense, "strides=2": strided}
+models = {name: cnn(**change) for name, change in changes.items()}
+predicted = {
+    name: lab.predict_step(model, BATCH, graph=False).total_mib for name, model in models.items()
+}
+lab.predicted_vs_measured(
+    published=(predicted["published"], article.peak_mib),
+    dense_16=(predicted["dense 16"], unbounded.peak_mib),
+    strides_2=(predicted["strides=2"], fix.peak_mib),
 )
 
 # %%
 print(my_guess.against(article.peak_mib))
-weights = {name: cnn(**changes).count_params() for name, changes in (("published", {}), ("dense 16", small_dense), ("strides=2", strided))}
+weights = {name: model.count_params() for name, model in models.items()}
 print(f"weights: {weights}")
 assert weights["strides=2"] == weights["published"] > 5 * weights["dense 16"]
-assert fix.peak_mib < 0.75 * article.peak_mib and fix.peak_mib < unbounded.peak_mib, "the strided model should need least"
+assert fix.peak_mib < 0.75 * article.peak_mib and fix.peak_mib < unbounded.peak_mib, (
+    "the strided model should need least"
+)
 
 # %% [markdown]
 # ### Layer by layer
 #
 # The prediction said that each layer keeps its output. Measured: what is in use after each layer, under a tape.
 
+
 # %%
 def layer_by_layer(batch):
-    model = cnn()
-    h, kept = tf.random.uniform((batch, 64, 64, 3)), []
+    model, h = cnn(), tf.random.uniform((batch, 64, 64, 3))
     with tf.GradientTape():
         for layer in model.layers:
-            before = reading().tensors_mib
-            h = layer(h)
-            kept.append(reading().tensors_mib - before)
-    with phase("a larger one"):
+            with lab.phase(layer.name):
+                h = layer(h)
+    with lab.phase("a larger one"):
         train({"first": 64, "second": 128, "dense": 256}, batch)
-    return kept
 
 
-by_one = run(layer_by_layer, BATCH, label="layer by layer", quiet=True).need()
-larger_mib = by_one.phases[0].peak / 2**20
-pd.DataFrame({"predicted MiB": by_layer["output MiB"], "measured MiB": by_one.value}).round(2)
+by_one = lab.measure(layer_by_layer, BATCH, label="layer by layer")
+*each, larger = by_one.phases
+measured = [part.added_mib for part in each]
+pd.DataFrame({"predicted MiB": by_layer["output MiB"], "measured MiB": measured}).round(2)
 
 # %% [markdown]
 # ## Explain
@@ -181,14 +186,18 @@ pd.DataFrame({"predicted MiB": by_layer["output MiB"], "measured MiB": by_one.va
 #
 # **When it flips.** With small batches or wide Dense layers the weights do dominate. Find the point.
 
+
 # %%
 def share(batch=BATCH, dense=128):
-    step = predict_step(cnn(dense=dense), batch, graph=False)
+    step = lab.predict_step(cnn(dense=dense), batch, graph=False)
     state = sum(step.parts[name] for name in ("weights", "gradients", "optimizer slots"))
-    print(f"weights, gradients and slots {state:6.1f} MiB of {step.total_mib:6.1f} MiB: {state / step.total_mib:.0%} (predicted)")
+    print(
+        f"weights, gradients and slots {state:6.1f} MiB of {step.total_mib:6.1f} MiB: "
+        f"{state / step.total_mib:.0%} (predicted)"
+    )
 
 
-explore(share, batch=(1, 256, 5), dense=(16, 2048, 16))
+lab.explore(share, batch=(1, 256, 5), dense=(16, 2048, 16))
 
 # %% [markdown]
 # ### What an activation function or a layer keeps
@@ -203,26 +212,41 @@ explore(share, batch=(1, 256, 5), dense=(16, 2048, 16))
 WIDTH, STEPS, HEADS = 128, 128, 4
 ROWS = 64  # sequences of 128 steps; for all but the recurrent layer and attention that is 8192 rows
 FORMULA = {
-    "relu": 1, "tanh": 1, "sigmoid": 1, "softmax": 1, "silu": 2, "gelu": 2, "Dense": 1, "Dropout": 2, "BatchNormalization": 1,
-    "LayerNormalization": 1, "LSTM": 7, "MultiHeadAttention": 5 + 2 * HEADS * STEPS / WIDTH,
-}  # fmt: skip
+    "relu": 1,
+    "tanh": 1,
+    "sigmoid": 1,
+    "softmax": 1,
+    "silu": 2,
+    "gelu": 2,
+    "Dense": 1,
+    "Dropout": 2,
+    "BatchNormalization": 1,
+    "LayerNormalization": 1,
+    "LSTM": 7,
+    "MultiHeadAttention": 5 + 2 * HEADS * STEPS / WIDTH,
+}
 
 
 def layer_of(name):
     made = {
-        "Dense": lambda: layers.Dense(WIDTH), "Dropout": lambda: layers.Dropout(0.5), "BatchNormalization": layers.BatchNormalization,
-        "LayerNormalization": layers.LayerNormalization, "LSTM": lambda: layers.LSTM(WIDTH, return_sequences=True),
+        "Dense": lambda: layers.Dense(WIDTH),
+        "Dropout": lambda: layers.Dropout(0.5),
+        "BatchNormalization": layers.BatchNormalization,
+        "LayerNormalization": layers.LayerNormalization,
+        "LSTM": lambda: layers.LSTM(WIDTH, return_sequences=True),
         "Conv1D": lambda: layers.Conv1D(WIDTH, 3, padding="same"),
         "MultiHeadAttention": lambda: layers.MultiHeadAttention(HEADS, WIDTH // HEADS),
-    }  # fmt: skip
+    }
     layer = made[name]() if name in made else layers.Activation(name)
     if name == "MultiHeadAttention":
         return layer, lambda x: layer(x, x)
-    return layer, lambda x: layer(x, training=True) if name in ("Dropout", "BatchNormalization") else layer(x)
+    if name in ("Dropout", "BatchNormalization"):
+        return layer, lambda x: layer(x, training=True)
+    return layer, layer
 
 
-def kept_by(name, x):
-    """MiB held under a tape after the layer was called on x; and a function that computes its gradients."""
+def under_tape(name, x, phase):
+    """Call a layer on x under a tape, as a phase; return a function that computes its gradients."""
     layer, call = layer_of(name)
     call(x)  # builds the layer
 
@@ -232,11 +256,11 @@ def kept_by(name, x):
             y = call(x)
         return tape.gradient(y, [x, *layer.trainable_variables])
 
-    before = reading().tensors_mib
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = call(x)
-    return reading().tensors_mib - before, gradients
+    with lab.phase(phase):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = call(x)  # noqa: F841  held until the phase has ended
+    return gradients
 
 
 LENGTHS = [64, 128, 256, 512]
@@ -244,38 +268,33 @@ GROWING = ["Conv1D", "LSTM", "MultiHeadAttention"]
 
 
 def kinds(names):
-    flat, sequences = tf.random.normal((ROWS * STEPS, WIDTH)), tf.random.normal((ROWS, STEPS, WIDTH))
-    output, rows = ROWS * STEPS * WIDTH * 4 / 2**20, {}
+    sequences = tf.random.normal((ROWS, STEPS, WIDTH))
+    flat = tf.reshape(sequences, (ROWS * STEPS, WIDTH))
     for name in names:
         x = sequences if name in ("LSTM", "MultiHeadAttention") else flat
-        kept, gradients = kept_by(name, x)
-        in_graph = tf.function(gradients)
+        in_graph = tf.function(under_tape(name, x, f"{name}, eager"))
         in_graph(x)  # traces
-        start = reading().tensors_mib
-        with phase(name):
+        with lab.phase(f"{name}, graph"):
             in_graph(x)
-        rows[name] = kept / output, start / output
-    grown = {name: [kept_by(name, tf.random.normal((4, length, WIDTH)))[0] for length in LENGTHS] for name in GROWING}
-    return output, rows, grown
+    for name in GROWING:
+        for length in LENGTHS:
+            under_tape(name, tf.random.normal((4, length, WIDTH)), f"{name}, {length} steps")
 
 
-kinds_run = run(kinds, list(FORMULA), label="kinds of layers", quiet=True).need()
-output, rows, grown = kinds_run.value
-kept = pd.DataFrame({
-    "the formula needs": FORMULA,
-    "eager keeps": {name: row[0] for name, row in rows.items()},
-    "peak of a step in a graph": {p.name: p.peak / 2**20 / output - rows[p.name][1] for p in kinds_run.phases},
-})  # fmt: skip
+kinds_run = lab.measure(kinds, list(FORMULA), label="kinds of layers")
+output = lab.tensor_mib((ROWS, STEPS, WIDTH))
+eager = {name: kinds_run.phase(f"{name}, eager").added_mib / output for name in FORMULA}
+graph = {name: kinds_run.phase(f"{name}, graph").rise_mib / output for name in FORMULA}
+columns = {"the formula needs": FORMULA, "eager keeps": eager, "peak of a step in a graph": graph}
+kept = pd.DataFrame(columns)
 
 # %%
-figure, axes = plt.subplots(figsize=(9, 5), layout="constrained", facecolor="white")
-for index, column in enumerate(kept.columns):
-    axes.barh(np.arange(len(kept)) + 0.27 * index, kept[column], 0.25, color=COLOURS[index], label=column, hatch=("", "//", "..")[index], edgecolor="white")
-axes.set_yticks(np.arange(len(kept)) + 0.27, kept.index)
+words = f"multiples of the layer's output ({output:.0f} MiB)"
+axes = kept.plot.barh(width=0.8, edgecolor="white", xlabel=words, figsize=(10, 5))
+for bars, hatch in zip(axes.containers, ("", "//", "..")):
+    plt.setp(bars, hatch=hatch)
 axes.invert_yaxis()
-axes.set_xlabel(f"multiples of the layer's output ({output:.0f} MiB)")
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False)
+axes.legend()
 plt.show()
 kept.round(2)
 
@@ -291,19 +310,21 @@ kept.round(2)
 # also measured four sequences of growing length.
 
 # %%
-figure, axes = plt.subplots(figsize=(6.5, 3.2), layout="constrained", facecolor="white")
-for index, (name, sizes) in enumerate(grown.items()):
-    axes.plot(LENGTHS, sizes, "os^"[index] + "-", color=COLOURS[index], label=name)
-axes.set(xscale="log", yscale="log", xlabel="steps T", ylabel="kept, batch 4 (MiB)")
+grown = pd.DataFrame(index=LENGTHS)
+for name in GROWING:
+    grown[name] = [kinds_run.phase(f"{name}, {length} steps").added_mib for length in LENGTHS]
+labels = {"xlabel": "steps T", "ylabel": "kept, batch 4 (MiB)"}
+axes = grown.plot(style=["o-", "s--", "^:"], loglog=True, **labels)
 axes.set_xticks(LENGTHS, LENGTHS)
 axes.set_yticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
 axes.minorticks_off()
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False)
 plt.show()
-doubling = {name: sizes[-1] / sizes[-2] for name, sizes in grown.items()}
-print("from T = 256 to 512: " + ", ".join(f"{name} × {factor:.1f}" for name, factor in doubling.items()))
-assert doubling["MultiHeadAttention"] > 1.3 * doubling["LSTM"], "attention should grow faster than the LSTM"
+doubling = grown.loc[512] / grown.loc[256]
+factors = ", ".join(f"{name} × {factor:.1f}" for name, factor in doubling.items())
+print(f"from T = 256 to 512: {factors}")
+assert doubling["MultiHeadAttention"] > 1.3 * doubling["LSTM"], (
+    "attention should grow faster than the LSTM"
+)
 
 # %% [markdown]
 # Sentences have a long tail. A batch is padded to its longest member, so one long sentence makes a whole batch long;
@@ -315,7 +336,10 @@ assert doubling["MultiHeadAttention"] > 1.3 * doubling["LSTM"], "attention shoul
 BOUNDARIES = [32, 64, 128, 256, 512]
 SENTENCES = np.clip(np.random.default_rng(0).lognormal(np.log(40), 1.1, 512).astype(int), 4, 511)
 PER_BATCH, TOKENS = 16, 16 * 128
-print(f"{len(SENTENCES)} sentences: half below {np.median(SENTENCES):.0f} tokens, the longest {SENTENCES.max()}")
+print(
+    f"{len(SENTENCES)} sentences: half below {np.median(SENTENCES):.0f} tokens, "
+    f"the longest {SENTENCES.max()}"
+)
 
 
 def token_budget(boundaries, tokens):
@@ -323,48 +347,57 @@ def token_budget(boundaries, tokens):
 
 
 def batched(bucket_sizes):
-    sentences = tf.data.Dataset.from_tensor_slices(SENTENCES).map(lambda length: tf.ones([length], tf.int32))
+    lengths = tf.data.Dataset.from_tensor_slices(SENTENCES)
+    sentences = lengths.map(lambda length: tf.ones([length], tf.int32))
     if bucket_sizes is None:
         return sentences.padded_batch(PER_BATCH)
-    return sentences.bucket_by_sequence_length(lambda ids: tf.shape(ids)[0], BOUNDARIES, [*bucket_sizes, 1])
+    sizes = [*bucket_sizes, 1]
+    return sentences.bucket_by_sequence_length(lambda ids: tf.shape(ids)[0], BOUNDARIES, sizes)
 
 
 def text_model(ways):
-    embed, attend, classify = layers.Embedding(1000, 64), layers.MultiHeadAttention(HEADS, 16), layers.Dense(2)
-    shapes = {}
+    embed, attend = layers.Embedding(1000, 64), layers.MultiHeadAttention(HEADS, 16)
+    classify = layers.Dense(2)
+    shapes = {way: [] for way in ways}
     for way, bucket_sizes in ways.items():
-        for index, ids in enumerate(batched(bucket_sizes)):
-            with phase(way):
+        for ids in batched(bucket_sizes):
+            with lab.phase(way):
                 with tf.GradientTape() as tape:
                     h = embed(ids)
                     loss = tf.reduce_mean(classify(tf.reduce_mean(attend(h, h), 1)) ** 2)
                 gradients = tape.gradient(loss, tape.watched_variables())
                 del h, tape, gradients
-            shapes.setdefault(way, []).append(tuple(ids.shape))
+            shapes[way].append(tuple(ids.shape))
     return shapes
 
 
-ways = {"padded": None, "buckets": [PER_BATCH] * len(BOUNDARIES), "token budget": token_budget(BOUNDARIES, TOKENS)}
-text = run(text_model, ways, label="sentences", quiet=True).need()
-peaks = {way: np.array([p.peak / 2**20 for p in text.phases if p.name == way]) for way in ways}
+ways = {
+    "padded": None,
+    "buckets": [PER_BATCH] * len(BOUNDARIES),
+    "token budget": token_budget(BOUNDARIES, TOKENS),
+}
+text = lab.measure(text_model, ways, label="sentences")
+peaks = {way: np.array([p.peak_mib for p in text.phases if p.name == way]) for way in ways}
 
 # %%
-figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained", facecolor="white")
+_, axes = plt.subplots()
 for index, (way, sizes) in enumerate(peaks.items()):
-    axes.plot(np.linspace(0, 100, len(sizes)), sizes, "os^"[index], ms=4, color=COLOURS[index], label=way)
-    axes.axhline(sizes.max(), color=COLOURS[index], lw=1, ls=("-", "--", ":")[index])
+    axes.plot(np.linspace(0, 100, len(sizes)), sizes, "os^"[index], ms=4, label=way)
+    axes.axhline(sizes.max(), color=lab.COLOURS[index], lw=1, ls=lab.LINES[index])
 axes.set(xlabel="way through the epoch (%)", ylabel="peak of the batch (MiB)", ylim=(0, None))
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
-batches = pd.DataFrame({
+sizes = {way: sum(b * t for b, t in shapes) for way, shapes in text.value.items()}
+columns = {
     "batches": {way: len(shapes) for way, shapes in text.value.items()},
-    "padding %": {way: 100 * (1 - SENTENCES.sum() / sum(b * t for b, t in shapes)) for way, shapes in text.value.items()},
+    "padding %": {way: 100 * (1 - SENTENCES.sum() / size) for way, size in sizes.items()},
     "median peak MiB": {way: np.median(sizes) for way, sizes in peaks.items()},
     "largest peak MiB": {way: sizes.max() for way, sizes in peaks.items()},
-})  # fmt: skip
-assert batches.loc["buckets", "padding %"] < batches.loc["padded", "padding %"], "buckets should cut the padding"
-assert batches.loc["token budget", "largest peak MiB"] < 0.5 * batches.loc["buckets", "largest peak MiB"], "a token budget should cut the peak"
+}
+batches = pd.DataFrame(columns)
+padding, largest = batches["padding %"], batches["largest peak MiB"]
+assert padding["buckets"] < padding["padded"], "buckets should cut the padding"
+assert largest["token budget"] < 0.5 * largest["buckets"], "a token budget should cut the peak"
 batches.round(1)
 
 # %% [markdown]
@@ -376,18 +409,17 @@ batches.round(1)
 #
 # Two more cases where the shape of what is kept surprises.
 
+
 # %%
-def freezing_and_gathering():
-    starts, notes = {}, {}
+def in_phase(name, function, *arguments):
+    with lab.phase(name):
+        return function(*arguments)
 
-    def measured(name, function, *arguments):
-        starts[name] = reading().tensors_mib
-        with phase(name):
-            result = function(*arguments)
-        return result
 
-    # A frozen backbone, and the second phase of training, which unfreezes it.
-    backbone, head, x = [layers.Dense(512, activation="relu") for _ in range(8)], layers.Dense(10), tf.random.normal((2048, 512))
+def freezing():
+    """A frozen backbone, and the second phase of training, which unfreezes it."""
+    backbone = [layers.Dense(512, activation="relu") for _ in range(8)]
+    head, x = layers.Dense(10), tf.random.normal((2048, 512))
 
     def features(x):
         for layer in backbone:
@@ -397,7 +429,8 @@ def freezing_and_gathering():
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(head(features(x)) ** 2)
-        return tape.gradient(loss, [weight for layer in [*backbone, head] for weight in layer.trainable_variables])
+        weights = [weight for layer in [*backbone, head] for weight in layer.trainable_variables]
+        return tape.gradient(loss, weights)
 
     def step_outside(x):
         h = features(x)
@@ -409,13 +442,15 @@ def freezing_and_gathering():
     for state in ("frozen", "unfrozen"):
         for layer in backbone:
             layer.trainable = state == "unfrozen"
-        measured(f"{state}, eager", step, x)
+        in_phase(f"{state}, eager", step, x)
         in_graph = tf.function(step)
         in_graph(x)
-        measured(f"{state}, graph", in_graph, x)
-    measured("frozen, eager, backbone called outside the tape", step_outside, x)
+        in_phase(f"{state}, graph", in_graph, x)
+    in_phase("frozen, eager, backbone called outside the tape", step_outside, x)
 
-    # An embedding that is transformed and then gathered, or the other way round.
+
+def gathering():
+    """An embedding that is transformed and then gathered, or the other way round."""
     table, project = tf.Variable(tf.random.normal((50_000, 64))), tf.random.normal((64, 64))
     ids = tf.random.uniform((640,), maxval=50_000, dtype=tf.int32)
 
@@ -424,21 +459,29 @@ def freezing_and_gathering():
             y = function()
         return tape.gradient(y, table)
 
-    for name, function in (
-        ("transform all, then gather", lambda: tf.gather(tf.tanh(table @ project), ids)),
-        ("gather, then transform", lambda: tf.tanh(tf.gather(table, ids) @ project)),
-    ):
-        notes[name] = "gradient: " + type(measured(name, gradient_of, function)).__name__
-    return starts, notes
+    ways = {
+        "transform all, then gather": lambda: tf.gather(tf.tanh(table @ project), ids),
+        "gather, then transform": lambda: tf.tanh(tf.gather(table, ids) @ project),
+    }
+    return {name: type(in_phase(name, gradient_of, f)).__name__ for name, f in ways.items()}
 
 
-others = run(freezing_and_gathering, label="freezing and gathering", quiet=True).need()
-starts, notes = others.value
-other_mib = {p.name: p.peak / 2**20 - starts[p.name] for p in others.phases}
+def freezing_and_gathering():
+    freezing()
+    return gathering()
+
+
+others = lab.measure(freezing_and_gathering, label="freezing and gathering")
+other_mib = {part.name: part.rise_mib for part in others.phases}
 for name, size in other_mib.items():
-    print(f"{name:48} {size:7.1f} MiB  {notes.get(name, '')}")
-assert other_mib["frozen, eager"] > 0.9 * other_mib["unfrozen, eager"], "freezing now frees activations eagerly too: the text below is out of date"
-assert other_mib["unfrozen, graph"] > 2 * other_mib["frozen, graph"], "unfreezing should need the backbone's activations"
+    kind = f"gradient: {others.value[name]}" if name in others.value else ""
+    print(f"{name:48} {size:7.1f} MiB  {kind}")
+assert other_mib["frozen, eager"] > 0.9 * other_mib["unfrozen, eager"], (
+    "freezing now frees activations eagerly too: the text below is out of date"
+)
+assert other_mib["unfrozen, graph"] > 2 * other_mib["frozen, graph"], (
+    "unfreezing should need the backbone's activations"
+)
 
 # %% [markdown]
 # * **Freezing.** In a graph, and so in `fit`, a frozen backbone's activations are dropped, and unfreezing it in "phase
@@ -451,37 +494,23 @@ assert other_mib["unfrozen, graph"] > 2 * other_mib["frozen, graph"], "unfreezin
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C22",
     "partly",
-    figures={"published": article.peak_mib, "larger": larger_mib, "dense_16": unbounded.peak_mib, "strides_2": fix.peak_mib},
-    tests={
-        "a CNN of twice the width needs clearly more than the published one": "larger > 1.5 * published",
-        "a seventh of the weights brings the peak below three quarters": "dense_16 < 0.75 * published",
-    },
-    because="Memory follows the outputs of the first layers, not the weights that summary() counts: strides=2 has all weights and needs least.",
-    flips="With a small batch or wide Dense layers, weights, gradients and slots do dominate.",
+    published=article.peak_mib,
+    larger=larger.peak_mib,
+    dense_16=unbounded.peak_mib,
+    strides_2=fix.peak_mib,
 )
-eager = kept["eager keeps"]
-verdict(
-    "C34",
-    "partly",
-    figures={name.lower(): eager[name] for name in ("relu", "tanh", "sigmoid", "softmax", "gelu", "Dense", "LSTM", "MultiHeadAttention")},
-    tests={
-        "gelu keeps more than twice what relu keeps": "gelu > 2 * relu",
-        "kinds of layers differ more than threefold for the same output": "lstm > 3 * dense and multiheadattention > 3 * dense",
-        "relu keeps less than tanh, sigmoid or softmax": "relu < 0.9 * tanh or relu < 0.9 * sigmoid or relu < 0.9 * softmax",
-    },
-    because="Functions that can be differentiated from their output keep one tensor each; those built from several operations keep several.",
-    flips="A graph keeps less of what an operation by operation execution keeps; a fused kernel keeps what its formula needs.",
-    unit="multiples of the output",
-)
+judged = ["relu", "tanh", "sigmoid", "softmax", "gelu", "Dense", "LSTM", "MultiHeadAttention"]
+lab.verdict("C34", "partly", **{name.lower(): eager[name] for name in judged})
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** Attention without the T × T tensor: compute it for `rows` queries at a time and put the parts together. Every
 # query needs all keys, but no other query.
+
 
 # %%
 def attention(q, k, v):
@@ -490,33 +519,46 @@ def attention(q, k, v):
 
 def chunked_attention(q, k, v, rows):
     # BEGIN SOLUTION
-    return tf.concat([attention(q[:, start : start + rows], k, v) for start in range(0, q.shape[1], rows)], axis=1)
+    starts = range(0, q.shape[1], rows)
+    return tf.concat([attention(q[:, start : start + rows], k, v) for start in starts], axis=1)
     # END SOLUTION
 
 
 def compare_attention():
     q, k, v = (tf.random.normal((16, 1024, 32), seed=seed) for seed in (1, 2, 3))
-    start = reading().tensors_mib
-    with phase("whole"):
+    with lab.phase("whole"):
         whole = attention(q, k, v)
-    with phase("chunked"):
+    with lab.phase("chunked"):
         chunked = chunked_attention(q, k, v, 128)
-    return start, None if chunked is None else float(tf.reduce_max(tf.abs(whole - chunked)))
+    return None if chunked is None else float(tf.reduce_max(tf.abs(whole - chunked)))
 
 
-attention_run = run(compare_attention, label="attention in chunks", quiet=True)
-with exercise(1, "Slice q[:, start : start + rows], call attention on it, and tf.concat the parts along axis 1."):
-    start, difference = attention_run.need().value
-    assert difference is not None, "chunked_attention() returns nothing yet: return a tensor of q's shape."
-    whole_mib, chunked_mib = (p.peak / 2**20 - start for p in attention_run.phases)
-    assert difference < 1e-3, f"the result is off by up to {difference:.2g}: every chunk of queries needs all keys and values."
-    assert chunked_mib < 0.4 * whole_mib, f"peak {chunked_mib:.0f} MiB against {whole_mib:.0f}: the scores are still made for all queries at once."
+attention_run = lab.run(compare_attention, label="attention in chunks", quiet=True)
+with lab.exercise(
+    1,
+    "Slice q[:, start : start + rows], call attention on it, and tf.concat the parts along axis 1.",
+):
+    lab.expect_finished(attention_run)
+    difference = attention_run.value
+    assert difference is not None, (
+        "chunked_attention() returns nothing yet: return a tensor of q's shape."
+    )
+    whole_mib, chunked_mib = (part.rise_mib for part in attention_run.phases)
+    assert difference < 1e-3, (
+        f"the result is off by up to {difference:.2g}: "
+        "every chunk of queries needs all keys and values."
+    )
+    assert chunked_mib < 0.4 * whole_mib, (
+        f"peak {chunked_mib:.0f} MiB against {whole_mib:.0f}: "
+        "the scores are still made for all queries at once."
+    )
     print(f"whole {whole_mib:.0f} MiB, in chunks {chunked_mib:.0f} MiB")
 
 # %% [markdown]
 # **2.** Truncated back-propagation. `through_all` keeps 256 steps of an LSTM. Run it in pieces of `chunk` steps, a tape
 # each, handing the state on (`lstm(x, initial_state=state)` returns outputs, h, c), and return the **sum** of the
 # pieces' gradients. The gradient does not flow from one piece into the one before: it differs from the whole one.
+
 
 # %%
 def through_all(lstm, x):
@@ -540,24 +582,41 @@ def truncated(lstm, x, chunk):
 
 
 def compare_truncated():
-    lstm, x = layers.LSTM(64, return_sequences=True, return_state=True), tf.random.normal((32, 256, 32))
+    lstm = layers.LSTM(64, return_sequences=True, return_state=True)
+    x = tf.random.normal((32, 256, 32))
     lstm(x[:, :2])
-    start = reading().tensors_mib
-    with phase("all steps"):
+    with lab.phase("all steps"):
         whole = [g.numpy() for g in through_all(lstm, x)]
-    with phase("in pieces"):
+    with lab.phase("in pieces"):
         pieces = truncated(lstm, x, 32)
     if pieces is None:
-        return start, None
-    apart = lambda gradients: max(float(abs(w - g.numpy()).max() / abs(w).max()) for w, g in zip(whole, gradients))  # noqa: E731
-    return start, (apart(pieces), apart(truncated(lstm, x, 256)))
+        return None
+
+    def apart(gradients):
+        return max(float(abs(w - g.numpy()).max() / abs(w).max()) for w, g in zip(whole, gradients))
+
+    return apart(pieces), apart(truncated(lstm, x, 256))
 
 
-truncated_run = run(compare_truncated, label="truncated back-propagation", quiet=True)
-with exercise(2, "Start from zeros for h and c; open a new tape for each piece; add its gradients to a running total."):
-    start, apart = truncated_run.need().value
-    assert apart is not None, "truncated() returns nothing yet: return the list of summed gradients."
-    all_mib, pieces_mib = (p.peak / 2**20 - start for p in truncated_run.phases)
-    assert apart[1] < 1e-3, "with one piece of all 256 steps the gradients should equal those of through_all."
-    assert pieces_mib < 0.4 * all_mib, f"peak {pieces_mib:.0f} MiB against {all_mib:.0f}: does every piece have a tape of its own?"
-    print(f"all steps {all_mib:.0f} MiB, in pieces {pieces_mib:.0f} MiB; gradients apart by {apart[0]:.0%} of the largest")
+truncated_run = lab.run(compare_truncated, label="truncated back-propagation", quiet=True)
+with lab.exercise(
+    2,
+    "Start from zeros for h and c; open a new tape for each piece; "
+    "add its gradients to a running total.",
+):
+    lab.expect_finished(truncated_run)
+    apart = truncated_run.value
+    assert apart is not None, (
+        "truncated() returns nothing yet: return the list of summed gradients."
+    )
+    all_mib, pieces_mib = (part.rise_mib for part in truncated_run.phases)
+    assert apart[1] < 1e-3, (
+        "with one piece of all 256 steps the gradients should equal those of through_all."
+    )
+    assert pieces_mib < 0.4 * all_mib, (
+        f"peak {pieces_mib:.0f} MiB against {all_mib:.0f}: does every piece have a tape of its own?"
+    )
+    print(
+        f"all steps {all_mib:.0f} MiB, in pieces {pieces_mib:.0f} MiB; "
+        f"gradients apart by {apart[0]:.0%} of the largest"
+    )
