@@ -5,6 +5,7 @@
 # make report  run all labs and write the claims report, build/report.html
 # make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
+# make chaos   arms that misbehave in every way, two at a time; nothing may be left (ARGS="--arms 1000")
 # make newest  the tests with the newest versions in place of the pinned ones, in an environment of their own
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)
 SLOW := browser cases classroom doctor doctor_cli labs looks magic notebook_runs wheel
 FEW := 01_image_stacking 16_reading_an_oom 18_the_profiler
 
-.PHONY: lab check test in_step labs report looks bench newest
+.PHONY: lab check test in_step labs report looks bench chaos newest
 
 lab: $(READY)
 	$(BIN)/jupyter lab $(ROOT) $(ARGS) labs/start_here.ipynb
@@ -50,6 +51,9 @@ looks: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tools/bench.py
+
+chaos: $(READY)
+	$(BIN)/python tools/chaos.py $(ARGS)
 
 newest:
 	$(PYTHON) -m venv build/newest

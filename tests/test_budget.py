@@ -78,7 +78,7 @@ def test_an_arm_lives_within_the_limit_of_its_process():
         except Exception as error:
             print(type(error).__name__, error)
     """
-    narrow = lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # noqa: E731
+    narrow = lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], preexec_fn=narrow, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     *_, first, last = done.stdout.splitlines()
