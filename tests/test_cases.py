@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labsupport.doctor.diagnosis import LABS, diagnose, examine_script
+from labsupport.doctor.examining import examine_script
+from labsupport.doctor.rules import LABS, diagnose
 from labsupport.doctor.terminal import DoctorDisplay
 
 CASES = {path.stem: path for path in sorted((Path(__file__).parent / "cases").glob("*.py"))}
@@ -23,12 +24,17 @@ def settings(name):
 def diagnosed(name, *arguments):
     wanted = settings(name)
     path, budget = str(CASES[name]), wanted["budget"]
-    return diagnose(examine_script(path, list(arguments), budget, "4 GiB", lambda: DoctorDisplay(path, budget), int(wanted.get("devices", 1))))
+    devices = int(wanted.get("devices", 1))
+    result = examine_script(path, list(arguments), lambda: DoctorDisplay(path, budget), budget, logical_devices=devices)
+    return diagnose(result)
 
 
 def told(diagnosis):
     """What a failing test shows."""
-    return "\n".join([str(diagnosis.result), *(f"{s.kind}, {s.size} bytes: {'; '.join(s.evidence)}" for s in diagnosis.suspects), str(diagnosis.parts)])
+    suspects = [
+        f"{suspect.kind}, {suspect.size} bytes: {'; '.join(suspect.evidence)}" for suspect in diagnosis.suspects
+    ]
+    return "\n".join([str(diagnosis.result), *suspects, str(diagnosis.parts)])
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if settings(name)["kind"] in LABS])

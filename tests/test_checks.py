@@ -12,7 +12,7 @@ from labsupport import assert_no_growth, memory_budget
 from labsupport.ground.budget import BudgetError
 
 EXAMPLE = Path(__file__).parent / "example_project"
-PLANTED = '''
+PLANTED = """
 import gc
 
 import pytest
@@ -59,21 +59,47 @@ def test_wide(memory_budget):
     kept = tf.ones([512, 1024])
     with memory_budget("8 MiB"):
         tf.zeros([4096, 1024])
-'''
+"""
 
 
 def outcomes(folder, *arguments, **environment):
-    """{test: message of its failure, or ""} of a pytest run in the example."""
+    """{test: report of its failure, or ""} of a pytest run in the example."""
     report = folder / "report.xml"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TF_CPU_ALLOCATOR", "LEAK"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "TF_CPU_ALLOCATOR", "LEAK"))
+    }
     path = os.pathsep.join([str(EXAMPLE.parents[1]), str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    plugin = ["-p", "labsupport.doctor.pytest_plugin", "-p", "no:labsupport"]  # whether or not this environment knows the entry point
+    plugin = [
+        "-p",
+        "labsupport.doctor.pytest_plugin",
+        "-p",
+        "no:labsupport",
+    ]  # whether or not this environment knows the entry point
     finished = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, "-p", "no:nbval", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, arguments)],
-        cwd=EXAMPLE, env={**inherited, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *plugin,
+            "-p",
+            "no:nbval",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *map(str, arguments),
+        ],
+        cwd=EXAMPLE,
+        env={**inherited, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     cases = ElementTree.parse(report).iter("testcase")
-    found = {case.get("name"): "".join(part.get("message") for part in case if part.tag in ("failure", "error")) for case in cases}
+    found = {
+        case.get("name"): "".join(part.text for part in case if part.tag in ("failure", "error")) for case in cases
+    }
     assert found, finished.stdout + finished.stderr
     return found
 
@@ -83,7 +109,10 @@ def test_the_example_passes_and_each_planted_leak_is_named(tmp_path):
     planted.write_text(PLANTED)
     found = outcomes(tmp_path, "test_memory.py", planted)
     failed = {name: message for name, message in found.items() if message}
-    assert failed.keys() == {*(f"test_leak[{leak}]" for leak in ("gradients", "arrays", "iterator", "retrace", "function", "fit")), "test_wide"}
+    assert failed.keys() == {
+        *(f"test_leak[{leak}]" for leak in ("gradients", "arrays", "iterator", "retrace", "function", "fit")),
+        "test_wide",
+    }
     for leak, wanted in {
         "gradients": ["tensors: ", "1 × float32 (128, 128)", "lab 07", "train.kept ("],
         "arrays": ["arrays: ", "1 × float32 (64, 128)", "lab 07", "train.kept ("],
@@ -95,7 +124,9 @@ def test_the_example_passes_and_each_planted_leak_is_named(tmp_path):
         message = failed[f"test_leak[{leak}]"]
         assert all(part in message for part in wanted), message
         assert "train.history" not in message and "train.cache" not in message, message
-    assert all(kind not in failed["test_leak[retrace]"] for kind in ("tensors: ", "arrays: ", "variables: ")), failed["test_leak[retrace]"]
+    assert all(kind not in failed["test_leak[retrace]"] for kind in ("tensors: ", "arrays: ", "variables: ")), failed[
+        "test_leak[retrace]"
+    ]
     assert "tensors peaked at 16.0 MiB, over the budget of 8.0 MiB" in failed["test_wide"]
     assert "kept in test_wide() 2.0 MiB" in failed["test_wide"]
 

@@ -4,10 +4,10 @@ import pytest
 from lab_arms import LABS, arms
 from test_capstone import script
 
-from labsupport.ground.arm import watched
-from labsupport.doctor.diagnosis import diagnose
+from labsupport.doctor.examining import examine
+from labsupport.doctor.rules import diagnose
+from labsupport.ground.arm import Job, watched
 from labsupport.showing.live import TerminalPlot
-from labsupport.doctor.probes import examine
 
 # lab: (kind, the failing arm's name in the notebook, the fixed arm's, names of runs that these two need)
 TABLE = {
@@ -41,9 +41,8 @@ class NoPlot(TerminalPlot):
 
 def examined(function, args, keywords):
     """The diagnosis of an arm, run as its lab runs it, with the probes in its process."""
-    given = {"budget": None, "outside": "2 GiB", "env": None, "logical_devices": 1, **keywords}
-    result = watched(examine, (function, args), given["budget"], given["outside"], "arm", 120, NoPlot, given["env"], given["logical_devices"])
-    return diagnose(result)
+    given = {name: keywords[name] for name in ("budget", "outside", "env", "logical_devices") if name in keywords}
+    return diagnose(watched(Job(examine, (function, args), label="arm", timeout=120, **given), NoPlot))
 
 
 @pytest.mark.parametrize("lab", TABLE)

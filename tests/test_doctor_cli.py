@@ -13,13 +13,18 @@ import pytest
 from labsupport.__main__ import main
 
 
-def doctor(folder, script, *words, wait=True):
+def doctor(folder, script, *words, wait=True, name="train.py"):
     """Write a script into a folder and start the doctor on it there."""
-    (folder / "train.py").write_text(script)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(script)
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "labsupport", "doctor", "train.py", "--budget", "64 MiB", *words]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, as a shell leaves it in the background, it would be inherited
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "labsupport", "doctor", name, "--budget", "64 MiB", *words]
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored, as a shell leaves it in the background, it would be inherited
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     if wait:
         process.out, process.err = process.communicate(timeout=120)
     return process
@@ -44,17 +49,69 @@ def test_a_script_runs_as_python_would_run_it(tmp_path):
 
 
 def test_a_suspect_is_told_by_the_exit_status(tmp_path):
-    script = "import tensorflow as tf\nf = tf.function(lambda x, k: x * k)\nfor k in range(20):\n    f(tf.ones([4]), k)\n"
+    script = (
+        "import tensorflow as tf\nf = tf.function(lambda x, k: x * k)\nfor k in range(20):\n    f(tf.ones([4]), k)\n"
+    )
     run = doctor(tmp_path, script)
     assert run.returncode == 1, run.err
     assert "retracing" in run.out and "lab 08" in run.out and "20 times" in run.out
 
 
-@pytest.mark.parametrize(("ending", "words"), [("raise ValueError('no such file')", "ValueError: no such file"), ("import sys; sys.exit(3)", "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [("raise ValueError('no such file')", "ValueError: no such file"), ("import sys; sys.exit(3)", "SystemExit: 3")],
+)
 def test_a_script_that_fails_shows_where(tmp_path, ending, words):
     run = doctor(tmp_path, f"def load():\n    {ending}\n\nload()\n")
     assert run.returncode == 1
     assert words in run.out and "train.py, line 2" in run.out
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [("os._exit(0)", "exit code 0"), ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL")],
+)
+def test_a_script_that_ends_itself_is_no_death_by_memory(tmp_path, ending, words):
+    run = doctor(tmp_path, f"import os, signal\nprint('working', flush=True)\n{ending}\n")
+    assert run.returncode == 1 and "working" in run.out
+    assert words in run.out and "for another reason than memory" in run.out
+    assert "died of memory" not in run.out and "never came to run" not in run.out and "✔" not in run.out
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(tmp_path):
+    run = doctor(tmp_path, "raise ValueError('[/bold] [red]no[/x]')", name="[/x][b].py")
+    assert run.returncode == 1
+    assert "doctor: starting [/x][b].py" in run.err and "doctor: x][b].py" in run.out
+    assert "ValueError: [/bold] [red]no[/x]" in run.out
+
+
+ODD = """
+class Odd(type):
+    __module__ = property(lambda cls: 1 / 0)
+
+class Closed(metaclass=Odd):
+    __class__ = property(lambda self: 1 / 0)
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+odd = [Closed(), Closed]
+closed = Closed()
+"""
+STEPS = """
+for step in range(5):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight ** 2)
+    tape.gradient(loss, weight)
+print("all steps ran")
+"""
+
+
+def test_odd_objects_do_not_reach_the_script(tmp_path):
+    """A variable half made is met while its array is copied; a Cython function and a class that refuses every question are held by name."""
+    start = "import numpy as np, tensorflow as tf\nfrom h5py.h5f import is_hdf5\n"
+    run = doctor(tmp_path, start + ODD + "weight = tf.Variable(np.ones((512, 512), 'float32'))\n" + STEPS)
+    assert run.returncode == 0 and "all steps ran" in run.out, run.out + run.err
+    assert "No suspect" in run.out
 
 
 @pytest.mark.parametrize(
@@ -92,7 +149,10 @@ def test_ctrl_c_ends_the_script_and_leaves_nothing_behind(tmp_path):
         run.communicate()
     ends = time.monotonic() + 10
     pids = [int(word) for word in line.split()[1:]]
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids) and time.monotonic() < ends:
+    while (
+        any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+        and time.monotonic() < ends
+    ):
         time.sleep(0.1)
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labsupport.doctor.alive import alive, allocator, counts_everything, running_tensorflow, size
+from labsupport.doctor.names import by_name, more, own_frames, own_names
 from labsupport.ground import meter
-from labsupport.doctor.alive import MEMORY, alive, by_name, counts_everything, device_of, own_frames, own_names, running_tensorflow, size
 from labsupport.ground.budget import MIB, BudgetError, machine_memory, mib, parse_size
+from labsupport.lesson.catalogue import see_lab
 
 # The first call traces and makes variables and optimizer slots; the second, when it brings another shape, traces once
 # more with that dimension left open; the third is the first that can be like all later ones.
@@ -24,15 +26,21 @@ _PARTS = 4
 _LEAST_BYTES = 256
 # The allocator hands out at least 256 B for each tensor, however small: 16 kept scalars count as this much.
 _LEAST_IN_ALLOCATOR = 16 * 256
+# Bytes of the smallest hole worth filling: a tensor placed less tightly in one still smaller is counted by less than
+# that too high, which no budget in MiB notices.
 _SMALLEST_HOLE = 64 * 1024
-_LABS = {
+_MEANING = {  # kind: (number of the lab, what it means)
     "variables": ("09", "models or variables are kept alive"),
     "tensors": ("07", "tensors are retained"),
     "arrays": ("07", "NumPy arrays are kept"),
     "pipelines": ("03", "datasets or iterators are kept"),
     "graphs": ("08", "graphs are kept: the function is retraced, or made anew"),
-    "allocator": ("03", "no Python object holds it: the buffers of an iterator, or a cache() that is still filling (then let a call be a whole epoch)"),
-}  # fmt: skip
+    "allocator": (
+        "03",
+        "no Python object holds it: the buffers of an iterator, or a cache() that is still filling "
+        "(then let a call be a whole epoch)",
+    ),
+}
 
 
 def assert_no_growth(step, n=50):
@@ -48,38 +56,46 @@ def assert_no_growth(step, n=50):
     """
     __tracebackhide__ = True  # pytest then shows the caller's line
     if not callable(step):
-        raise TypeError(f"assert_no_growth() needs a function to call, not {type(step).__name__}: write assert_no_growth(step), not assert_no_growth(step())")
+        raise TypeError(
+            f"assert_no_growth() needs a function to call, not {type(step).__name__}: "
+            "write assert_no_growth(step), not assert_no_growth(step())"
+        )
     if n < 2 * _PARTS:
         raise ValueError(f"n is {n}: give at least {2 * _PARTS} calls, so that growth can be told from a single event")
     for _ in range(_WARM_UP):
         step()
-    seen, names = [_count()], {}
-    calls = [0] + [n * part // _PARTS for part in range(1, _PARTS + 1)]
+    calls = [n * part // _PARTS for part in range(_PARTS + 1)]
+    half, last = calls[_PARTS // 2], n - calls[_PARTS // 2]
+    seen = [_count()]
     for before, after in zip(calls, calls[1:]):
         for _ in range(after - before):
             step()
         seen.append(_count())
-        if after == calls[_PARTS // 2]:  # what is told of the growth is of the second half, without what filled up in the first
-            names = by_name(own_names(own_frames(sys._getframe(1))))
-    grown = {}
-    for kind in _LABS:
-        levels = [_level(kind, census) for census in seen]
-        least = {"tensors": _LEAST_BYTES, "arrays": _LEAST_BYTES, "allocator": _LEAST_IN_ALLOCATOR}.get(kind)
-        if None not in levels and all(
-            b - a >= (least * (j - i) if least else 1) for a, b, i, j in zip(levels, levels[1:], calls, calls[1:])
-        ):
-            grown[kind] = (levels[-1] - levels[_PARTS // 2]) / (n - calls[_PARTS // 2])
+        if after == half:  # what is told of the growth is of the second half, without what filled up in the first
+            names = _held(sys._getframe(1))
+    grown = [kind for kind in _MEANING if _grows([_level(kind, census) for census in seen], calls, kind)]
     if grown:
-        last = n - calls[_PARTS // 2]
-        title = f"memory grows with every call of {getattr(step, '__name__', 'step')}(), by this much a call (mean of the last {last} of {_WARM_UP + n}):"
-        holders = _holders(names, by_name(own_names(own_frames(sys._getframe(1)))), last)
-        raise AssertionError(title + "".join("\n  " + line for line in _growth(last, grown, seen[_PARTS // 2], seen[-1], holders)))
+        name = getattr(step, "__name__", "step")
+        mean = f"mean of the last {last} of {_WARM_UP + n}"
+        title = f"memory grows with every call of {name}(), by this much a call ({mean}):"
+        lines = [
+            *_grown(grown, seen[_PARTS // 2], seen[-1], last),
+            *_holders(names, _held(sys._getframe(1)), last),
+            "to see where: python -m labsupport doctor your_script.py",
+        ]
+        raise AssertionError("\n  ".join([title, *lines]))
+
+
+def _held(frame):
+    """What each name of the person's own modules and running functions holds."""
+    return by_name(own_names(own_frames(frame)))
 
 
 def _count():
     census = alive()
     tf = running_tensorflow()
-    census["allocator"] = meter.Meter(tf, device_of(tf), tensors_zero=0).tensors_now() if tf else None
+    counted = allocator(tf).read() if tf else None
+    census["allocator"] = counted and counted[0]
     return census
 
 
@@ -90,37 +106,45 @@ def _level(kind, census):
     return size(census[kind]) if kind in ("tensors", "arrays") else census[kind].total()
 
 
-def _holders(before, after, n):
-    """Names that hold more than before: [(bytes, items, name)], most first."""
-    rows = []
-    for name, count in after.items():
-        more = count - before.get(name, type(count)())
-        grown = sum(more[kind] for kind in MEMORY)
-        if grown >= _LEAST_BYTES * n or more["items"] >= n // 2:
-            rows.append((grown, more["items"], name))
-    return sorted(rows, reverse=True)
+def _grows(levels, calls, kind):
+    """Whether a kind grew by enough in each part of the calls."""
+    if None in levels:
+        return False
+    least = {"tensors": _LEAST_BYTES, "arrays": _LEAST_BYTES, "allocator": _LEAST_IN_ALLOCATOR}.get(kind)
+    parts = zip(levels, levels[1:], calls, calls[1:])
+    return all(later - earlier >= (least * (j - i) if least else 1) for earlier, later, i, j in parts)
 
 
-def _growth(n, grown, first, last, holders):
-    """Lines about what grew in n calls."""
+def _grown(kinds, first, last, n):
+    """Lines about what grew between two counts, n calls apart."""
     lines = []
-    python = [kind for kind in grown if kind != "allocator"]
-    for kind in python:
-        lab, meaning = _LABS[kind]
-        if kind == "graphs" and "variables" in grown:  # a kept training step keeps its model's variables, or the other way round
-            lab = "09"
-        more = sorted((last[kind] - first[kind]).items(), key=lambda row: (-row[0][1] * row[1], -row[1]))
-        evidence = ", ".join(f"{number / n:.3g} × {what}" for (what, _), number in more[:3]) + (", …" if len(more) > 3 else "")
-        amount = f"{grown[kind]:.3g}" if kind in ("graphs", "pipelines") else _amount((size(last[kind]) - size(first[kind])) / n)
-        lines.append(f"{kind}: {amount} more ({evidence}): {meaning}; see lab {lab}")
-    if "allocator" in grown:
-        lab, meaning = _LABS["allocator"]
-        alone = not set(python) - {"graphs"}
-        lines.append(f"in TensorFlow's allocator: {_amount(grown['allocator'])} more" + (f": {meaning}; see lab {lab}" if alone else ""))
-    if holders:
-        held = ", ".join(f"{name} (" + (_amount(grown) if grown else f"{items} items") + " more)" for grown, items, name in holders[:3])
-        lines.append(f"names that hold more after these {n} calls: {held}")
-    return [*lines, "to see where: python -m labsupport doctor your_script.py"]
+    for kind in kinds:
+        lab, meaning = _MEANING[kind]
+        each = (_level(kind, last) - _level(kind, first)) / n
+        if kind == "allocator":
+            alone = not set(kinds) - {"graphs", "allocator"}
+            lines.append(
+                f"in TensorFlow's allocator: {_amount(each)} more" + (f": {meaning}; {see_lab(lab)}" if alone else "")
+            )
+            continue
+        if kind == "graphs" and "variables" in kinds:
+            lab = "09"  # a kept training step keeps its model's variables, or the other way round
+        rows = sorted((last[kind] - first[kind]).items(), key=lambda row: (-row[0][1] * row[1], -row[1]))
+        evidence = ", ".join(f"{number / n:.3g} × {what}" for (what, _), number in rows[:3])
+        amount = (
+            f"{each:.3g}" if kind in ("graphs", "pipelines") else _amount((size(last[kind]) - size(first[kind])) / n)
+        )
+        lines.append(f"{kind}: {amount} more ({evidence}{', …' if len(rows) > 3 else ''}): {meaning}; {see_lab(lab)}")
+    return lines
+
+
+def _holders(before, after, n):
+    """A line with the names that hold more after n calls than before, if there are any."""
+    rows = [row for row in more(before, after) if row[0] >= _LEAST_BYTES * n or row[1] >= n // 2]
+    held = ", ".join(
+        f"{name} ({_amount(grown) if grown > 0 else f'{items} items'} more)" for grown, items, name in rows[:3]
+    )
+    return [f"names that hold more after these {n} calls: {held}"] if held else []
 
 
 def _amount(amount):
@@ -154,9 +178,12 @@ def memory_budget(budget):
     allowed = parse_size(budget)
     gauge = meter.active or _own_gauge()
     gc.collect()
-    names = by_name(own_names(own_frames(sys._getframe(1))))
-    spent = Spent((gauge.tensors_now() + gauge.tensors_zero) / MIB)
-    plugs = _fresh_room(gauge, allowed) if gauge.device == "CPU:0" and gauge is not meter.active and not _open else []
+    names = _held(sys._getframe(1))
+    spent = Spent(gauge.counter.read()[0] / MIB)
+    alone = (
+        gauge is not meter.active and not _open
+    )  # an arm's pool is one region already, and so is one within another block
+    plugs = _fresh_room(gauge.counter, allowed) if alone and gauge.counter.device == "CPU:0" else []
     before = gauge.tensors_now()
     _open.append(budget)
     try:
@@ -170,7 +197,7 @@ def memory_budget(budget):
         raise AssertionError(
             f"tensors peaked at {spent.peak_mib:,.1f} MiB, over the budget of {mib(allowed)}\n"
             f"  in use before the block, not counted: {spent.before_mib:,.1f} MiB{_most(names)}\n"
-            f"  still in use after it: {mib(gauge.phases[-1].held - before)} more{_most(by_name(own_names(own_frames(sys._getframe(1)))))}\n"
+            f"  still in use after it: {mib(gauge.phases[-1].held - before)} more{_most(_held(sys._getframe(1)))}\n"
             "  to see where: python -m labsupport doctor your_script.py"
         )
 
@@ -185,41 +212,38 @@ def _most(names):
 _open = []  # the blocks that run now, the outermost first
 
 
+@functools.cache
 def _own_gauge():
     """This process's meter."""
     if "tensorflow" not in sys.modules:
         os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     import tensorflow as tf
 
-    return _started(tf, device_of(tf))
-
-
-@functools.cache
-def _started(tf, device):
-    counted = counts_everything(tf, device)
+    counter = allocator(tf)
+    counted = counts_everything(counter)
     if not counted:
         why = "keeps no statistics" if counted is None else "counts only large blocks"
         raise BudgetError(
-            f"this budget cannot be checked: TensorFlow's allocator on {device} {why} in this process. Set the environment variable "
-            "TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow is imported; labsupport's pytest plugin does, unless something imported "
-            "TensorFlow before it or the variable is set to 0"
+            f"this budget cannot be checked: TensorFlow's allocator on {counter.device} {why} in this process. Set the "
+            "environment variable TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow is imported; labsupport's pytest plugin "
+            "does, unless something imported TensorFlow before it or the variable is set to 0"
         )
-    gauge = meter.Meter(tf, device)
+    gauge = meter.Meter(counter)
     gauge.start()
     return gauge
 
 
-def _fresh_room(gauge, budget):
-    """Tensors that fill the holes in the allocator's pool while a block runs, next to one free region of twice the budget.
+def _fresh_room(counter, budget):
+    """Tensors that fill the holes in the allocator's pool while a block runs, next to a free region of twice the budget.
 
     A block of memory that is less than twice what is asked for is handed out, and counted, whole. In the holes that
     earlier tests left, a tensor of 4 MiB can count as 7, and in a pool that grows by doubling one of 94 as 128. No page
     of all this is ever touched, so it costs no memory.
     """
-    tf = gauge.tf
+    tf = counter.tf
 
     def empty(size):
-        with tf.device(gauge.device):
+        with tf.device(counter.device):
             tensor = tf.raw_ops.Empty(shape=[size // 16], dtype=tf.complex128)
         return tensor, np.frombuffer(memoryview(tensor), np.uint8).ctypes.data
 

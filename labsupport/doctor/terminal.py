@@ -1,4 +1,7 @@
-"""The doctor in a terminal: a chart that moves while the script runs, and the report at its end."""
+"""The doctor in a terminal: a chart that moves while the script runs, and the report at its end.
+
+What comes from the script (its path, names, errors) is shown as it is: as Text, never as markup.
+"""
 
 import re
 import sys
@@ -9,14 +12,29 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from labsupport.doctor.rules import died_of_memory
 from labsupport.ground.budget import MIB, mib
-from labsupport.showing.live import TerminalPlot
+from labsupport.ground.record import Facts
 from labsupport.ground.result import SOURCES
+from labsupport.lesson.catalogue import see_lab
+from labsupport.showing.palette import BAD, COLOURS, GOOD, UNKNOWN
+from labsupport.showing.plain import plain
 
-_ROWS, _COLUMNS = 6, 60
+_ROWS, _COLUMNS = 6, 60  # of the chart: with its axis it fits a terminal of 80 columns, above the script's own lines
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_QUIET_SECONDS = 30  # between two lines of progress where there is no terminal to redraw
-_TENSORFLOW_LOG = re.compile(r"^([IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: |WARNING: All log messages before absl|To enable the following instructions)")
+_REDRAW_SECONDS = 0.25  # four times a second looks alive
+_QUIET_SECONDS = 30  # between two lines of progress where there is no terminal to redraw: a log stays readable
+_LEAST_PART = MIB / 10  # smaller parts of the peak would all read "0.0 MiB"
+_TENSORFLOW_LOG = re.compile(
+    r"^([IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: "
+    r"|WARNING: All log messages before absl|To enable the following instructions)"
+)
+_FIGURES = {
+    "peak": "tensors, peak",
+    "end": "tensors, at the end",
+    "process_peak": "process, peak",
+    "process_end": "process, at the end",
+}
 
 
 def chart(curve, top):
@@ -34,20 +52,25 @@ def chart(curve, top):
     return ["".join(_BLOCKS[min(max(e - 8 * row, 0), 8)] for e in eighths) for row in reversed(range(_ROWS))]
 
 
-class DoctorDisplay(TerminalPlot):
-    """What run() draws into while the doctor's script runs. The script's own output goes on as it comes."""
+class DoctorDisplay:
+    """The Watcher of the doctor's script. The script's own output goes on as it comes."""
+
+    stopped = False  # Ctrl+C does it here
 
     def __init__(self, script, budget):
-        self._script, self._drawn, self._rest = script, 0.0, ""
+        self._script, self._drawn, self._rest = plain(script), 0.0, ""
         self._console = Console(stderr=True)
         self._live = None
-        self._console.print(f"doctor: starting {script} under a budget of {budget} for tensors …", highlight=False)
+        self._console.print(Text(f"doctor: starting {self._script} under a budget of {budget} for tensors …"))
         if self._console.is_terminal:
-            self._live = Live(console=self._console, transient=True, refresh_per_second=4, redirect_stdout=sys.stdout.isatty())
+            self._live = Live(
+                console=self._console, transient=True, refresh_per_second=4, redirect_stdout=sys.stdout.isatty()
+            )
             self._live.start()
 
-    def hear(self, kind, text):
-        if kind == "text":
+    def hear(self, stream, text):
+        """What the script writes; TensorFlow's own log is left out."""
+        if stream == "stdout":
             sys.stdout.write(text)
             sys.stdout.flush()
             return
@@ -57,29 +80,40 @@ class DoctorDisplay(TerminalPlot):
                 print(line, file=sys.stderr)
 
     def update(self, result, elapsed, started):
+        """Draw the chart anew, or without a terminal a line now and then."""
         now = time.monotonic()
-        if now - self._drawn < (0.25 if self._live else _QUIET_SECONDS):
+        if now - self._drawn < (_REDRAW_SECONDS if self._live else _QUIET_SECONDS):
             return
         self._drawn = now
-        steps = sum(step["count"] for step in result.facts.get("steps", []))
+        if self._live is not None:
+            self._live.update(self._drawing(result, elapsed, started))
+        elif started:
+            print(self._line(result, elapsed), file=sys.stderr, flush=True)
+
+    def _line(self, result, elapsed):
+        facts = result.facts or Facts()
         level = mib(result.tensors[-1][1] if result.tensors else None)
-        line = f"{self._script}: {elapsed:.0f} s · tensors {level} of {mib(result.budget)} · {steps} steps · {result.facts.get('number_of_passes', 0)} passes over data"
-        if self._live is None:
-            if started:
-                print(line, file=sys.stderr, flush=True)
-            return
+        return (
+            f"{self._script}: {elapsed:.0f} s · tensors {level} of {mib(result.budget)} · "
+            f"{sum(step.count for step in facts.steps)} steps · {facts.number_of_passes} passes over data"
+        )
+
+    def _drawing(self, result, elapsed, started):
         if not started:
-            self._live.update(Text(f"{self._script}: starting Python and TensorFlow … {elapsed:.0f} s"))
-            return
+            return Text(f"{self._script}: starting Python and TensorFlow … {elapsed:.0f} s")
         top = max([result.budget if result.budget_given else 0, MIB, *(1.1 * size for _, size in result.tensors)])
         axis = [f"{top / MIB:,.0f} MiB", *[""] * (_ROWS - 2), "0 MiB"]
-        rows = [Text.assemble((f"{label:>12} │", "dim"), (row, "dark_orange")) for label, row in zip(axis, chart(result.tensors, top))]
-        self._live.update(Group(*rows, Text(f"{'':12} └{'─' * _COLUMNS} time, {elapsed:.0f} s", style="dim"), Text(line)))
+        lines = chart(result.tensors, top)
+        rows = [Text.assemble((f"{label:>12} │", "dim"), (line, COLOURS[0])) for label, line in zip(axis, lines)]
+        floor = Text(f"{'':12} └{'─' * _COLUMNS} time, {elapsed:.0f} s", style="dim")
+        return Group(*rows, floor, Text(self._line(result, elapsed)))
 
     def finish(self, result):
+        """The report comes later; only the chart goes."""
         self.abandon()
 
     def abandon(self):
+        """Leave nothing but what the script wrote."""
         if self._live is not None:
             self._live.stop()
         if self._rest:
@@ -89,42 +123,56 @@ class DoctorDisplay(TerminalPlot):
 def report(diagnosis, console):
     """Print a Diagnosis: what happened, who is suspected and why, then the figures."""
     result = diagnosis.result
-    console.rule(f"doctor: {result.label}")
-    console.print(f"[bold]{result.outcome}[/]" + ("" if result.seconds is None else f" after {result.seconds:.1f} s"), highlight=False)
+    console.rule(Text(f"doctor: {plain(result.label)}"))
+    time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
+    console.print(Text.assemble((result.outcome, "bold"), time_taken))
     if result.error is not None:
-        console.print(Text(str(result.error)))
-    if not diagnosis.suspects:
-        console.print("\n[green]✔[/] " + _nothing(diagnosis), highlight=False)
+        console.print(Text(plain(str(result.error))))
     for number, suspect in enumerate(diagnosis.suspects, 1):
-        size = "outside TensorFlow's allocator" if suspect.size is None else mib(suspect.size)
-        console.print(f"\n[dark_orange]✘[/] [bold]{number}. {suspect.kind}[/] ({size}): see lab {', '.join(suspect.labs)}", highlight=False)
-        for sentence in suspect.evidence:
-            console.print(Text(f"   {sentence}"))
+        _print_suspect(number, suspect, console)
+    if not diagnosis.suspects:
+        look, sentence = _no_suspect(result)
+        console.print(Text.assemble("\n", (look.sign, look.colour), " ", sentence))
+    console.print()
+    console.print(_table(diagnosis))
+    sources = "; ".join(dict.fromkeys(SOURCES.values()))
+    console.print(
+        Text(f"Sources: {sources}; parts: objects that were alive, and what remains of the peak", style="dim")
+    )
+    for sentence in diagnosis.growth:
+        console.print(Text(f"growth: {plain(sentence)}"))
+    if result.facts is not None and result.facts.ignored:
+        console.print(Text(f"ignored, since TensorFlow was running already: {', '.join(result.facts.ignored)}"))
+
+
+def _print_suspect(number, suspect, console):
+    size = "outside TensorFlow's allocator" if suspect.size is None else mib(suspect.size)
+    title = (f"{number}. {suspect.kind}", "bold")
+    console.print(Text.assemble("\n", (BAD.sign, BAD.colour), " ", title, f" ({size}): {see_lab(*suspect.labs)}"))
+    for sentence in suspect.evidence:
+        console.print(Text(f"   {plain(sentence)}"))
+
+
+def _table(diagnosis):
     table = Table(title="Figures", title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("added", justify="right", no_wrap=True)
-    names = {"peak": "tensors, peak", "end": "tensors, at the end", "process_peak": "process, peak", "process_end": "process, at the end"}
-    for name, words in names.items():
-        table.add_row(words, mib(result.figures[name]))
-    for name, size in sorted(diagnosis.parts.items(), key=lambda part: -part[1]):
-        if size >= MIB / 10:
-            table.add_row(f"  of the peak: {name}", mib(size))
-    console.print()
-    console.print(table)
-    console.print(Text(f"Sources: {'; '.join(dict.fromkeys(SOURCES.values()))}; parts: objects that were alive, and what remains of the peak", style="dim"))
-    for sentence in diagnosis.growth:
-        console.print(Text(f"growth: {sentence}"))
-    ignored = result.facts.get("ignored")
-    if ignored:
-        console.print(Text(f"ignored, since TensorFlow was running already: {', '.join(ignored)}"))
+    for name, words in _FIGURES.items():
+        table.add_row(words, mib(diagnosis.result.figures[name]))
+    for words, size in diagnosis.parts.rows():
+        if size >= _LEAST_PART:
+            table.add_row(f"  of the peak: {words}", mib(size))
+    return table
 
 
-def _nothing(diagnosis):
-    result = diagnosis.result
-    if not result.facts:
-        return "The script never came to run, so there is nothing to tell."
-    if diagnosis.died_of_memory:
-        return "It died of memory, but nothing that was alive explains it."
-    if result.error is not None:
-        return "It ended for another reason than memory; until then nothing grew."
-    return "No suspect: it finished inside its budget, and nothing that stays alive grew with the steps."
+def _no_suspect(result):
+    """(how good the news is, a sentence) where nobody is suspected."""
+    if result.ok:
+        return GOOD, "No suspect: it finished inside its budget, and nothing that stays alive grew with the steps."
+    if result.facts is None:
+        return UNKNOWN, "The script never came to run, so there is nothing to tell."
+    if died_of_memory(result):
+        return UNKNOWN, "It died of memory, but nothing that was alive explains it."
+    if not result.facts.censuses:
+        return UNKNOWN, "It ended before its first step, for another reason than memory."
+    return UNKNOWN, "It ended for another reason than memory; until then nothing grew."

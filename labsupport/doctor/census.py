@@ -1,0 +1,159 @@
+"""What is alive in a running script, counted by kind and by the names that hold it. Runs in the arm's process."""
+
+import gc
+import sys
+import weakref
+from collections import Counter
+
+from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable_bytes
+from labsupport.doctor.names import by_name, own_frames, own_names
+from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
+
+_MOST_HOLDERS = 5  # the rules name two; a census travels whole with every report
+# tf.data counts a slice of an array as the whole array, at least twice the slice. Such elements share memory that is
+# counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
+_A_SLICE = 1.5
+
+
+class Censuses:
+    """Takes a Census when it is asked, and keeps all of them. Sizes are bytes of the objects themselves."""
+
+    def __init__(self, gauge, tf):
+        self._gauge, self._tf = gauge, tf
+        self._elements = weakref.WeakKeyDictionary()  # iterator: {stage: bytes of one element}
+        self.taken = []
+        self.buffers = {}  # stage: Buffer, the most that was seen at once
+
+    def note_iterator(self, iterator, dataset):
+        """A pipeline's stages, while its data set is at hand."""
+        self._elements[iterator] = _element_bytes(dataset)
+
+    def take(self, step, frames=()):
+        """Count after so many steps. frames: functions whose names count as holders, beside those that called this."""
+        gc.collect()
+        found = by_kind(gc.get_objects())
+        weights, models = _models(found["models"])
+        slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
+        sizes = Counter()
+        for variable in found["variables"]:
+            sizes[_group(variable, slots, weights, not models)] += variable_bytes(variable)
+        tensors, arrays = _holders([*frames, *own_frames(sys._getframe())])
+        self.taken.append(
+            Census(
+                step=step,
+                level=self._gauge.tensors_now(),
+                weights=sizes["weights"],
+                slots=sizes["slots"],
+                other_variables=sizes["other variables"],
+                held=sum(size for _, size in filter(None, map(behind, found["tensors"]))),
+                replicas=sum(ask(_copies, variable, 0) for variable in found["distributed"]),
+                tensors=sum(map(tensor_bytes, found["tensors"])),
+                arrays=sum(holder.size for holder in arrays),
+                buffers=self._count_buffers(found["iterators"]),
+                iterators=len(found["iterators"]),
+                operations=sum(ask(lambda graph: graph.version, graph, 0) for graph in found["graphs"]),
+                models=models,
+                tensor_holders=tensors[:_MOST_HOLDERS],
+                array_holders=arrays[:_MOST_HOLDERS],
+            )
+        )
+
+    def _count_buffers(self, iterators):
+        """Bytes that all these iterators buffer now; the most of each stage is kept."""
+        held, elements = Counter(), Counter()
+        for iterator in iterators:
+            for stage, size, number in ask(self._buffered, iterator, ()):
+                held[stage] += size
+                elements[stage] += number
+        for stage, size in held.items():
+            if stage not in self.buffers or size > self.buffers[stage].size:
+                self.buffers[stage] = Buffer(size, f"{stage}, {elements[stage]} elements")
+        return held.total()
+
+    def _buffered(self, iterator):
+        """[(stage, bytes, elements)] of what a running iterator buffers: tf.data's own model of its pipeline."""
+        rows = []
+        for node in self._tf.data.experimental.get_model_proto(iterator).nodes.values():
+            size, number = node.buffered_bytes, node.buffered_elements
+            if node.name.startswith("Cache"):
+                size, number = node.bytes_produced, node.num_elements
+            one = self._elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))
+            if one is None or not number or size <= _A_SLICE * number * one:
+                rows.append((node.name, size, number))
+        return rows
+
+
+def _element_bytes(dataset):
+    """{stage: bytes of one element} of a pipeline's stages that buffer, where their shapes are known."""
+    found = {}
+    while dataset is not None:
+        stage = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V1")
+        size = ask(
+            lambda data: sum(s.num_elements() * t.size for s, t in zip(data._flat_shapes, data._flat_types)), dataset
+        )
+        if size is not None:
+            found[stage] = size
+        dataset = getattr(dataset, "_input_dataset", None)
+    return found
+
+
+def _models(models):
+    """(ids of the variables that train, [Model] of those that are no part of another)."""
+    inner = {key for model in models for key in ask(_inside, model, ())}
+    trainable = {key for model in models for key in ask(_trainable, model, ())}
+    outer = [
+        Model(sendable(type(model).__name__), ask(_model_bytes, model, 0)) for model in models if id(model) not in inner
+    ]
+    return trainable, [model for model in outer if model.size]
+
+
+def _inside(model):
+    """Ids of the layers and models that a model is made of."""
+    parts = [*ask(lambda model: list(model._flatten_layers()), model, ()), getattr(model, "_functional", None)]
+    return [id(part) for part in parts if part is not model]
+
+
+def _trainable(model):
+    return [id(_plain(variable)) for variable in model.trainable_variables]
+
+
+def _model_bytes(model):
+    return sum(variable_bytes(_plain(variable)) for variable in model.variables)
+
+
+def _slots(optimizer):
+    return [id(_plain(variable)) for variable in optimizer.variables if not callable(variable)]
+
+
+def _plain(variable):
+    """The tf.Variable behind a Keras 3 variable, or the variable itself."""
+    return getattr(variable, "_value", variable)
+
+
+def _group(variable, slots, weights, no_models):
+    """The kind of a variable. Where there are no models, what trains is a weight."""
+    if id(variable) in slots:
+        return "slots"
+    trains = id(variable) in weights or (no_models and ask(lambda variable: variable.trainable, variable, False))
+    return "weights" if trains else "other variables"
+
+
+def _copies(variable):
+    """Bytes of a distributed variable's copies beside the first."""
+    return (len(variable.values) - 1) * variable_bytes(variable.values[0])
+
+
+def _holders(frames):
+    """([Holder] of tensors, [Holder] of arrays): which names of the script hold them, largest first."""
+    held = by_name(own_names(frames))
+    return [
+        sorted(
+            (
+                Holder(sendable(name), count[f"number of {kind}"], count[kind])
+                for name, count in held.items()
+                if count[kind]
+            ),
+            key=lambda holder: -holder.size,
+        )
+        for kind in ("tensors", "arrays")
+    ]

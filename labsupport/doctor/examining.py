@@ -1,0 +1,59 @@
+"""Run a script, or any function, in an arm with the doctor's probes, and bring back what they saw."""
+
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+from labsupport.doctor.names import own
+from labsupport.doctor.probes import Probe
+from labsupport.ground import meter
+from labsupport.ground.arm import Job, watched
+
+
+def examine_script(path, arguments, make_watcher, budget=None, outside="4 GiB", logical_devices=1):
+    """The ArmResult of a script, with facts for diagnose(). What the script writes to the temporary folder stays."""
+    job = Job(
+        examine,
+        (run_script, (path, arguments)),
+        budget=budget,
+        outside=outside,
+        label=Path(path).name,
+        timeout=float("inf"),
+        env={"TMPDIR": tempfile.gettempdir()},
+        logical_devices=logical_devices,
+    )
+    return watched(job, make_watcher)
+
+
+def examine(target, args):
+    """In the arm: run target(*args) with the probes installed. Its exception goes on; the facts are sent either way."""
+    import tensorflow as tf
+
+    probe = Probe(meter.active, tf)
+    probe.install()
+    probe.send()  # so that it is known that it ran, whatever becomes of it
+    frames = []
+    try:
+        return target(*args)
+    except BaseException as error:
+        probe.note_failure()
+        trace = error.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        raise
+    finally:
+        probe.end()
+        probe.take_census([frame for frame in frames if own(frame.f_code)])
+
+
+def run_script(path, arguments):
+    """In the arm: the script as `python path arguments` would run it."""
+    sys.argv = [path, *arguments]
+    sys.path[0:0] = [str(Path(path).resolve().parent)]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise

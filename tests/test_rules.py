@@ -1,0 +1,282 @@
+"""The doctor's rules on records made by hand: each kind once found and once not. Milliseconds, without TensorFlow."""
+
+import random
+import subprocess
+import sys
+from dataclasses import astuple
+
+import pytest
+
+from labsupport.doctor.figures import Parts, growth, parts_of_peak
+from labsupport.doctor.rules import LABS, Death, diagnose
+from labsupport.ground.budget import MIB
+from labsupport.ground.record import Buffer, Cause, Census, Converted, Facts, Function, Holder, Interval, Model, Step
+from labsupport.ground.result import ArmError, ArmResult
+
+BUDGET = 256 * MIB
+TRAIN = Step("train (t.py:9)", "step", count=64)
+IN_STEP = Interval("step", TRAIN.name, 10 * MIB, 250 * MIB)
+
+
+def censuses(**series):
+    """Censuses after 1, 2, 4, 8, … steps with these sizes in MiB, and one from the end."""
+    (length,) = {len(values) for values in series.values()}
+    plain = {"iterators", "operations"}
+    rows = [{name: values[i] * (1 if name in plain else MIB) for name, values in series.items()} for i in range(length)]
+    return [Census(step=2**i, level=0, **row) for i, row in enumerate(rows)] + [Census(step=2**length, level=0)]
+
+
+def finished(facts, peak=100 * MIB):
+    figures = {"peak": peak, "end": 0, "process_peak": peak, "process_end": 0}
+    return ArmResult("t.py", BUDGET, True, facts=facts, figures=figures)
+
+
+def died(facts, cause=Cause.OOM, peak=250 * MIB, wanted=20 * MIB, dumps=(), **more):
+    figures = {"peak": peak, "end": 0, "process_peak": peak, "process_end": 0}
+    error = ArmError(cause, "no room for a tensor")
+    return ArmResult(
+        "t.py", BUDGET, True, facts=facts, figures=figures, error=error, wanted=wanted, dumps=list(dumps), **more
+    )
+
+
+def kinds(result):
+    return [suspect.kind for suspect in diagnose(result).suspects]
+
+
+def evidence(result):
+    return " | ".join(sentence for suspect in diagnose(result).suspects for sentence in suspect.evidence)
+
+
+def one(**sizes):
+    """Facts of a training with one census before the first step and one at the end, sizes in MiB."""
+    last = {name: size * MIB for name, size in sizes.items()}
+    return Facts(steps=[TRAIN], censuses=[Census(1, 0), Census(2, 0, **last)], failed=IN_STEP)
+
+
+# --- what grows
+
+
+def retraced(calls, traced_at, own=True, **more):
+    function = Function("step", "t.py:3", own, calls=calls, traces=len(traced_at), traced_at=traced_at, **more)
+    return Facts(functions=[function], censuses=[Census(1, 0)])
+
+
+def test_traces_that_go_on_are_retracing():
+    assert kinds(finished(retraced(20, list(range(1, 21)), changing="2 is a Python int"))) == ["retracing"]
+    assert "argument 2 is a Python int" in evidence(
+        finished(retraced(20, list(range(1, 21)), changing="2 is a Python int"))
+    )
+    assert "applied to it anew 20 times" in evidence(finished(retraced(20, list(range(1, 21)), instances=20)))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        retraced(1000, [1, 2, 3, 4, 5, 6]),  # all at the start: one for each shape
+        retraced(20, [1, 10, 15, 20]),  # too few
+        retraced(2000, [1, 2, 3, 4, 1500, 1600]),  # hardly ever
+        retraced(8, list(range(1, 9)), own=False, instances=8),  # Keras makes one for each model
+    ],
+    ids=["at the start", "few", "seldom", "Keras"],
+)
+def test_traces_that_end_are_not(facts):
+    assert kinds(finished(facts)) == []
+
+
+def test_a_graph_that_grows_while_its_session_runs_is_retracing():
+    facts = Facts(steps=[Step("Session.run", "step", count=32)], censuses=censuses(operations=[5, 7, 11, 19, 35])[:-1])
+    assert kinds(finished(facts)) == ["retracing"]
+    facts.censuses = censuses(operations=[5, 40, 40, 40, 40])[:-1]
+    assert kinds(finished(facts)) == []
+    facts = Facts(steps=[TRAIN], censuses=censuses(operations=[5, 7, 11, 19, 35])[:-1])  # tf.functions, not a session
+    assert kinds(finished(facts)) == []
+
+
+def models(held, alive=1, size=8):
+    found = censuses(held=held)
+    return [
+        Census(c.step, 0, weights=size * MIB, held=c.held, models=[Model("Sequential", size * MIB)] * alive)
+        for c in found
+    ]
+
+
+def test_a_model_per_fold_is_kept_alive():
+    facts = Facts(steps=[TRAIN], censuses=models([8, 8, 16, 24, 32, 40], alive=4))
+    assert kinds(finished(facts)) == ["models kept alive"]
+    assert "belong to variables that Python has let go of" in evidence(finished(facts))
+    assert "keeps them" not in evidence(
+        finished(Facts(steps=[TRAIN], censuses=models([2, 2, 4, 6, 8, 9], alive=4, size=8)))
+    )
+
+
+@pytest.mark.parametrize(
+    "held", [[8, 8, 8, 8, 8, 8], [8, 8, 16, 24, 8, 8], [8, 8, 9, 10, 11, 11]], ids=["one", "let go", "small"]
+)
+def test_a_model_after_another_is_not(held):
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=models(held)))) == []
+
+
+def test_tensors_and_arrays_that_stay_are_retained():
+    facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
+    facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[Holder("losses", 31, 30 * MIB)])
+    assert kinds(finished(facts)) == ["retained tensors"]
+    assert "losses holds 31 of them, 30.0 MiB" in evidence(finished(facts))
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=censuses(arrays=[1, 2, 4, 8, 16, 32])))) == ["retained tensors"]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1, 2, 4, 8, 8, 8, 8, 8],  # a buffer that fills
+        [1, 9, 3, 9, 2, 9, 3, 8],  # batches of many sizes
+        [1, 1, 1.2, 1.4, 1.6, 1.8],  # a history of numbers
+        [1, 2],  # too short to tell
+    ],
+    ids=["stops", "comes and goes", "small", "short"],
+)
+def test_what_stops_growing_is_not_retained(sizes):
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=censuses(tensors=sizes)))) == []
+
+
+def test_iterators_that_are_kept_hold_buffers():
+    more = {"buffers": [2, 2, 4, 8, 16, 32], "iterators": [1, 1, 2, 4, 8, 16]}
+    facts = Facts(steps=[TRAIN], censuses=censuses(**more), buffers=[Buffer(2 * MIB, "Shuffle, 100 elements")])
+    assert kinds(finished(facts)) == ["buffer"]
+    assert "16 iterators" in evidence(finished(facts)) and "Shuffle, 100 elements: 2.0 MiB" in evidence(finished(facts))
+    facts.censuses = censuses(buffers=[2, 2, 4, 8, 16, 32], iterators=[1] * 6)  # one iterator, whose buffer fills
+    assert kinds(finished(facts)) == []
+
+
+# --- what is large
+
+LARGE = {
+    "input copy": one(tensors=150, tensor_holders=[], weights=5),
+    "buffer": Facts(
+        steps=[TRAIN], censuses=[Census(1, 0)], buffers=[Buffer(180 * MIB, "Shuffle, 9 elements")], failed=IN_STEP
+    ),
+    "batch-bound activations": one(weights=5, slots=10),
+    "optimizer state": one(weights=60, slots=120),
+    "models kept alive": one(models=[], weights=60),
+    "replicas": one(weights=80, other_variables=80, replicas=80),
+}
+LARGE["input copy"].censuses[0] = Census(1, 0, tensors=200 * MIB, tensor_holders=[Holder("images", 1, 200 * MIB)])
+LARGE["models kept alive"].censuses[1] = Census(2, 0, weights=180 * MIB, models=[Model("Sequential", 60 * MIB)] * 3)
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_the_largest_part_is_named_in_a_death_and_in_no_other_run(kind):
+    assert kinds(died(LARGE[kind]))[:1] == [kind]
+    assert evidence(died(LARGE[kind]))
+    assert kinds(finished(LARGE[kind])) == []
+
+
+def test_others_nearly_as_large_are_told_and_smaller_ones_are_not():
+    assert kinds(died(one(weights=20, slots=100))) == ["batch-bound activations", "optimizer state"]
+    assert kinds(died(one(weights=20, slots=60))) == ["batch-bound activations"]
+
+
+def test_what_grows_is_told_with_what_is_large():
+    facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 10, 20, 40, 80, 170]), failed=IN_STEP)
+    assert kinds(died(facts)) == ["retained tensors", "batch-bound activations"]
+
+
+def test_every_kind_has_a_rule_and_a_test():
+    grown = {"retracing", "models kept alive", "retained tensors", "buffer"}
+    assert grown | LARGE.keys() | {"fragmentation"} == set(LABS)
+
+
+def test_room_in_pieces_is_fragmentation_and_a_full_budget_is_not():
+    facts = one(weights=20)
+    assert kinds(died(facts, wanted=50 * MIB, dumps=[150 * MIB])) == ["fragmentation"]
+    assert kinds(died(facts, wanted=50 * MIB, dumps=[220 * MIB])) == ["batch-bound activations"]  # no room
+    assert kinds(died(facts, wanted=20 * MIB, dumps=[230 * MIB])) == [
+        "batch-bound activations"
+    ]  # the rest of any full budget
+    assert kinds(died(facts, wanted=50 * MIB, dumps=[230 * MIB, 150 * MIB])) == [
+        "batch-bound activations"
+    ]  # two failed at once
+
+
+def test_an_interval_tells_what_memory_ran_out_for():
+    in_batch = Interval("input", "a batch", 10 * MIB, 250 * MIB)
+    assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=in_batch))) == ["buffer"]
+    assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=IN_STEP))) == ["batch-bound activations"]
+    assert kinds(died(Facts(censuses=[Census(0, 0)]))) == ["input copy"]  # before any step: pieces of a data set
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0)], open=Interval("step", TRAIN.name, 0))
+    assert "the process died" in evidence(died(facts, Cause.CRASH_OUT, peak=None))
+    assert "memory rose from 10.0 MiB to 250.0 MiB" in evidence(died(one()))
+
+
+def test_outside_the_allocator_only_arrays_are_suspected():
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0, arrays=900 * MIB, array_holders=[Holder("x", 1, 900 * MIB)])])
+    process = [(1.0, 2000 * MIB)]
+    assert kinds(died(facts, Cause.MEMORY, wanted=None, process=process)) == ["input copy"]
+    assert "x holds 1 tensors or arrays, 900.0 MiB" in evidence(died(facts, Cause.MEMORY, wanted=None, process=process))
+    few = Facts(steps=[TRAIN], censuses=[Census(1, 0, arrays=90 * MIB)])
+    assert kinds(died(few, Cause.MEMORY, wanted=None, process=process)) == []  # Python objects, perhaps
+
+
+def test_a_crash_while_an_array_is_copied_is_a_copy():
+    facts = Facts(censuses=[Census(0, 0)], converted=Converted(200 * MIB, 200 * MIB, "t.py:4", now=200 * MIB))
+    assert kinds(died(facts, Cause.CRASH_OUT, peak=None, wanted=None, dumps=[120 * MIB])) == ["input copy"]
+    assert "200.0 MiB was copied into a tensor at t.py:4" in evidence(
+        died(facts, Cause.CRASH_OUT, peak=None, wanted=None)
+    )
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_only_a_cause_of_memory_is_a_death_by_memory(cause):
+    """A crash after running out is one; a signal from somebody, an exit or another crash is none."""
+    of_memory = {Cause.OOM, Cause.MEMORY, Cause.CRASH_OUT, Cause.SYSTEM, Cause.WATCH}
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0, tensors=200 * MIB)], failed=IN_STEP)
+    assert bool(kinds(died(facts, cause))) == (cause in of_memory)
+
+
+def test_nothing_is_said_of_what_was_not_seen():
+    for facts in (None, Facts()):
+        diagnosis = diagnose(died(facts, Cause.KILLED, peak=None, wanted=None))
+        assert (diagnosis.suspects, diagnosis.parts, diagnosis.growth) == ([], Parts(), [])
+
+
+# --- figures
+
+
+def test_parts_never_add_up_to_more_than_the_peak_and_what_was_wanted():
+    chance = random.Random(0)
+    some = lambda: chance.choice([0, 0, chance.randrange(300)]) * MIB
+    for _ in range(300):
+        names = ("weights", "slots", "other_variables", "held", "replicas", "tensors", "arrays", "buffers")
+        taken = [Census(step, some(), **{name: some() for name in names}) for step in (0, 1, 2, 4)]
+        facts = Facts(censuses=taken, buffers=[Buffer(some(), "Shuffle")], converted=Converted(now=some()))
+        peak, wanted = chance.choice([None, some()]), chance.choice([None, some()])
+        result = died(facts, peak=peak, wanted=wanted, dumps=[some()])
+        parts = parts_of_peak(result, earlier_models=some(), kept=some())
+        highest = max([*result.dumps, *(census.level for census in taken)]) if peak is None else peak
+        assert min(astuple(parts)) >= 0
+        assert sum(astuple(parts)) == highest + (wanted or facts.converted.now)
+        death = Death.of(result, parts)
+        assert death.data + death.buffers + death.working == parts.data + parts.buffers + parts.working
+
+
+def test_parts_are_told_largest_first_without_empty_ones():
+    parts = parts_of_peak(died(one(weights=20, slots=40)), 0, 0)
+    assert parts.rows() == [
+        ("activations, gradients and intermediates", 210 * MIB),
+        ("optimizer slots", 40 * MIB),
+        ("weights", 20 * MIB),
+    ]
+
+
+def test_growth_is_told_by_step_and_by_pass():
+    steady = Step("step", "step", count=300, levels=[(n, n * MIB) for n in range(1, 301)], rise=3 * MIB)
+    facts = Facts(steps=[steady, Step("seldom", "step", count=2)], passes=[10 * MIB, 30 * MIB], number_of_passes=12)
+    by_step, by_pass = growth(facts)
+    assert "in use before a step 50.5 MiB in the first third, 250.5 MiB in the last, +1.000 MiB a step" in by_step
+    assert "a step adds up to 3.0 MiB" in by_step
+    assert "12; in use at the begin of the second 10.0 MiB, of the last 30.0 MiB, +2.000 MiB a pass" in by_pass
+    assert growth(Facts(passes=[None, None], number_of_passes=5)) == []
+
+
+def test_the_rules_need_no_tensorflow():
+    code = "import sys, labsupport.doctor.rules; print(sorted({'tensorflow', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
