@@ -1,13 +1,14 @@
 """The capstone's checker: a solution with one fault put back is found out, by that fault's name and no other."""
 
 import linecache
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from labsupport import ArmResult, choose, phase, run
+import labsupport
+from labsupport import ArmResult, measure
+from labsupport.lesson import capstone
 
 LABS = Path(__file__).parents[1] / "labs"
 # The function of the solution that is put back to its faulty form, and the fault that this leaves.
@@ -25,14 +26,12 @@ BUDGETS = {"generous": "256 MiB", "tight": "56 MiB"}
 
 def script(put_back=None):
     """The names of the solved notebook's script; put_back: the function that stays as it was before the fix."""
-    import capstone_check
     import keras
     import numpy as np
     import tensorflow as tf
 
     book = nbformat.read(LABS / "solutions" / "19_capstone.ipynb", as_version=4)
-    names = {"__name__": "capstone", "SCALE": "quick", "choose": choose, "phase": phase}
-    names |= {"capstone_check": capstone_check, "keras": keras, "np": np, "tf": tf}
+    names = {"__name__": "capstone", "SCALE": "quick", "lab": labsupport, "keras": keras, "np": np, "tf": tf}
     was = None
     for cell in book.cells:
         tags = cell.metadata.get("tags", [])
@@ -48,64 +47,53 @@ def script(put_back=None):
 
 
 def measure_all(scripts, files, labels):
-    import capstone_check
-
-    return {name: capstone_check.measure(pieces, files, labels) for name, pieces in scripts.items()}
+    return {name: capstone.measure(pieces, files, labels) for name, pieces in scripts.items()}
 
 
 @pytest.fixture(scope="module")
-def checker():
-    sys.path.insert(0, str(LABS))
-    import capstone_check
-
-    yield capstone_check
-    sys.path.remove(str(LABS))
-
-
-@pytest.fixture(scope="module")
-def measured(checker):
+def measured():
     """{the function put back, or None: {fault: figure}}, all measured in one process: differences of exact counters."""
     files = sorted(str(path) for path in (LABS.parent / "data" / "photos").glob("*.jpg"))[:128]
-    scripts = {name: checker.functions(script(name)) for name in (None, *HALVES)}
-    return run(measure_all, scripts, files, [i % 16 for i in range(len(files))], quiet=True, timeout=600).need().value
+    scripts = {name: capstone.script_functions(script(name)) for name in (None, *HALVES)}
+    return measure(measure_all, scripts, files, [i % 16 for i in range(len(files))], timeout=600).value
 
 
-def report(checker, figures, accuracy=0.7, peak=50 * 2**20):
+def report(figures, accuracy=0.7, peak=50 * 2**20):
     """A report on a script with these figures that finished within the tight budget."""
     result = ArmResult("script", 56 * 2**20, True, value=accuracy, figures={"peak": peak})
-    return checker.Report(BUDGETS, 0.6, {"56 MiB": result}, figures)
+    return capstone.Report(BUDGETS, 0.6, {"56 MiB": result}, figures)
 
 
-def test_the_solution_has_no_fault_left(checker, measured):
-    found = report(checker, measured[None])
+def test_the_solution_has_no_fault_left(measured):
+    found = report(measured[None])
     assert found.faults == [], found.frame.to_string()
     assert found.missing("tight") == found.missing("generous", forgive_faults=True) == ""
 
 
 @pytest.mark.parametrize("put_back", HALVES)
-def test_a_half_solution_fails_with_the_fault_left_named(put_back, checker, measured):
-    found = report(checker, measured[put_back])
+def test_a_half_solution_fails_with_the_fault_left_named(put_back, measured):
+    found = report(measured[put_back])
     assert found.faults == [HALVES[put_back]], found.frame.to_string()
     assert f"left: {HALVES[put_back]} (lab " in found.missing("tight")
     assert found.missing("generous", forgive_faults=True) == ""
 
 
-def test_every_fault_that_the_checker_knows_is_planted(checker):
-    assert set(HALVES.values()) == set(checker.FAULTS)
+def test_every_fault_that_the_checker_knows_is_planted():
+    assert set(HALVES.values()) == set(capstone.FAULTS)
 
 
-def test_a_script_that_learns_less_or_needs_more_passes_no_budget(checker, measured):
-    assert "learns less" in report(checker, measured[None], accuracy=0.2).missing("generous", forgive_faults=True)
-    large = report(checker, measured[None])
+def test_a_script_that_learns_less_or_needs_more_passes_no_budget(measured):
+    assert "learns less" in report(measured[None], accuracy=0.2).missing("generous", forgive_faults=True)
+    large = report(measured[None])
     large.runs = {"256 MiB": ArmResult("script", 256 * 2**20, True, value=0.7, figures={"peak": 100 * 2**20})}
     assert large.missing("generous") == ""
     assert "peak of 100 MiB does not fit into 56 MiB" in large.missing("tight")
 
 
-def test_a_script_that_cannot_be_measured_is_told_why(checker):
-    broken = checker.functions(script())
+def test_a_script_that_cannot_be_measured_is_told_why():
+    broken = capstone.script_functions(script())
     broken["image_dataset"] = lambda files, labels: 1 / 0
     broken["main"] = lambda files, labels: 0.7
-    found = checker.check(broken, ["a file"], [0], {"generous": "256 MiB"}, accuracy=0.7)
+    found = capstone.check_script(broken, ["a file"], [0], {"generous": "256 MiB"}, accuracy=0.7)
     assert "could not be measured: ZeroDivisionError" in found.missing("generous", forgive_faults=True)
     assert found.faults == []

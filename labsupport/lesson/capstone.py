@@ -19,10 +19,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from labsupport import run
 from labsupport.ground.budget import parse_size
+from labsupport.showing.running import run
 
-SCRIPT = ("image_dataset", "make_pipeline", "build_model", "make_step", "learning_rate", "train_epoch", "evaluate", "search", "main")
+SCRIPT = (
+    "image_dataset",
+    "make_pipeline",
+    "build_model",
+    "make_step",
+    "learning_rate",
+    "train_epoch",
+    "evaluate",
+    "search",
+    "main",
+)
 # name: (lab, what is measured, the most that is allowed). Where a fault is there, theory gives the number in brackets.
 FAULTS = {
     "eager stack": ("01", "images held by a new data set, for each image", 0.5),  # [1: the stack]
@@ -33,79 +43,110 @@ FAULTS = {
     "retracing": ("08", "new graphs for each epoch after the first", 0.5),  # [1: a trace for every new rate]
     "model per trial": ("09", "growth for each trial, in sizes of the weights", 1.5),  # [3: weights and Adam's state]
 }
-LEARNS = 0.15  # how much lower the accuracy may be: three standard errors of a difference, with 160 images and an accuracy near 0.7
+# How much lower the accuracy may be: three standard errors of a difference, with 160 images and an accuracy near 0.7.
+LEARNS = 0.15
 
 
-def functions(namespace):
+def script_functions(namespace):
     """The script's functions out of a namespace such as globals(); a KeyError names one that is missing."""
     return {name: namespace[name] for name in SCRIPT}
 
 
-def measure(script, files, labels):
-    """Inside an arm: {fault: measured} for the functions of a script. Needs 128 files."""
-    import keras
-    import tensorflow as tf
+class _Held:
+    """What this process holds, in bytes: tensors by TensorFlow's allocators, arrays by tracemalloc while it is on."""
 
-    devices = ["CPU:0"] + (["GPU:0"] if tf.config.list_logical_devices("GPU") else [])
-    numpy_only = [tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)]
+    def __init__(self, tf):
+        self._statistics = tf.config.experimental
+        self._devices = ["CPU:0"] + (["GPU:0"] if tf.config.list_logical_devices("GPU") else [])
+        self._numpy_only = [tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)]
 
-    def tensors(which):
-        return sum(tf.config.experimental.get_memory_info(device)[which] for device in devices)
+    def _tensors(self, which):
+        return sum(self._statistics.get_memory_info(device)[which] for device in self._devices)
 
-    def arrays():
-        traces = tracemalloc.take_snapshot().filter_traces(numpy_only).traces if tracemalloc.is_tracing() else []
-        return sum(trace.size for trace in traces)
-
-    def held():
+    def now(self):
         """Bytes in use, once the threads of finished pipelines have let go of theirs."""
         gc.collect()
-        levels = [None, tensors("current")]
+        levels = [None, self._tensors("current")]
         while levels[-1] != levels[-2] and len(levels) < 20:
             time.sleep(0.05)
-            levels.append(tensors("current"))
-        return levels[-1] + arrays()
+            levels.append(self._tensors("current"))
+        arrays = tracemalloc.take_snapshot().filter_traces(self._numpy_only).traces if tracemalloc.is_tracing() else []
+        return levels[-1] + sum(trace.size for trace in arrays)
 
-    def peak_of(work):
-        before = tensors("current")
-        for device in devices:
-            tf.config.experimental.reset_memory_stats(device)
+    def peak_of(self, work):
+        """By how much tensors rise while work() runs."""
+        before = self._tensors("current")
+        for device in self._devices:
+            self._statistics.reset_memory_stats(device)
         work()
-        return tensors("peak") - before
+        return self._tensors("peak") - before
 
-    found = {}
 
-    # 01: what a data set of files holds before anybody asks it for an image
-    tracemalloc.start()
-    before = held()
+def measure(script, files, labels):
+    """Inside an arm: {fault: measured} for the functions of a script. Needs 128 files."""
+    import tensorflow as tf
+
+    held = _Held(tf)
     files, labels = list(files[:128]), np.asarray(labels[:128])
+
+    # What a data set of files holds before anybody asks it for an image.
+    tracemalloc.start()
+    before = held.now()
     train = script["image_dataset"](files, labels)
+    loaded = held.now() - before
+    tracemalloc.stop()
     shape, dtype = train.element_spec[0].shape, train.element_spec[0].dtype
     one_image = shape.num_elements() * dtype.size
-    found["eager stack"] = (held() - before) / len(files) / one_image
-    tracemalloc.stop()
 
-    # 02: a batch as training gets it
-    found["float64"] = next(iter(script["make_pipeline"](train)))[0].dtype.size
-
-    # 03: images made on the fly (take() keeps tf.data from merging map and batch), so that whatever is held is held by the pipeline; then the data set of files itself
     def synthetic(number):
-        return tf.data.Dataset.range(number).map(lambda i: (tf.fill(shape, tf.cast(i % 7, dtype)), tf.cast(i % 16, labels.dtype))).take(number)
+        """Images made on the fly, so that whatever is held is held by the pipeline behind them."""
+
+        def image(i):
+            return tf.fill(shape, tf.cast(i % 7, dtype)), tf.cast(i % 16, labels.dtype)
+
+        return tf.data.Dataset.range(number).map(image).take(number)  # take() keeps tf.data from merging map and batch
+
+    return {
+        "eager stack": loaded / len(files) / one_image,
+        "float64": next(iter(script["make_pipeline"](train)))[0].dtype.size,
+        "decoded buffer": _buffered(script, train, synthetic, held) / one_image,
+        "giant batch": _evaluation(script, synthetic, held),
+        **_epochs(script, train, held),
+        "model per trial": _trials(script, train, held),
+    }
+
+
+def _buffered(script, train, synthetic, held):
+    """Bytes for each image that a running pipeline holds; then the same of the data set of files itself."""
 
     def growth(dataset_of, few, many):
-        few_bytes, many_bytes = (peak_of(lambda: sum(1 for _ in dataset_of(number))) for number in (few, many))
-        return (many_bytes - few_bytes) / (many - few) / one_image
+        few_bytes, many_bytes = (
+            held.peak_of(lambda number=number: sum(1 for _ in dataset_of(number))) for number in (few, many)
+        )
+        return (many_bytes - few_bytes) / (many - few)
 
-    in_the_pipeline = growth(lambda number: script["make_pipeline"](synthetic(number)), 96, 384)
-    found["decoded buffer"] = max(in_the_pipeline, growth(train.take, 32, 128))
+    return max(growth(lambda n: script["make_pipeline"](synthetic(n)), 96, 384), growth(train.take, 32, 128))
 
-    # 04: the peak of evaluation
+
+def _evaluation(script, synthetic, held):
+    """Peak of evaluate() on 256 images over that on 64."""
     model = script["build_model"]()
-    weights = 4 * model.count_params()
     script["evaluate"](model, synthetic(8))
-    few, many = (peak_of(lambda: script["evaluate"](model, synthetic(number))) for number in (64, 256))
-    found["giant batch"] = many / few
+    few, many = (
+        held.peak_of(lambda number=number: script["evaluate"](model, synthetic(number))) for number in (64, 256)
+    )
+    return many / few
 
-    # 07 and 08: three epochs, the first one to warm up
+
+def _weights(model):
+    return 4 * model.count_params()
+
+
+def _epochs(script, train, held):
+    """What the second and third epoch leave, for each step, and the graphs that they add; the first one warms up."""
+    import keras
+
+    model = script["build_model"]()
     step, history = script["make_step"](model, keras.optimizers.Adam()), []
     batches = script["make_pipeline"](train)
     steps, levels, traces = sum(1 for _ in batches), [], []
@@ -113,24 +154,26 @@ def measure(script, files, labels):
         script["train_epoch"](step, batches, script["learning_rate"](0.001, epoch), history)
         if epoch == 0:
             tracemalloc.start()
-        levels.append(held())
+        levels.append(held.now())
         traces.append(getattr(step, "experimental_get_tracing_count", lambda: 0)())
     tracemalloc.stop()
-    found["history"] = (levels[2] - levels[0]) / 2 / steps / weights
-    found["retracing"] = (traces[2] - traces[0]) / 2
-    del step, history, batches, model
+    return {
+        "history": (levels[2] - levels[0]) / 2 / steps / _weights(model),
+        "retracing": (traces[2] - traces[0]) / 2,
+    }
 
-    # 09: what four trials leave beyond what one leaves
+
+def _trials(script, train, held):
+    """What four trials leave beyond what one leaves, for each of the three, in sizes of the weights."""
     left = []
     for rates in ((0.001,), (0.001, 0.002, 0.003, 0.004)):
-        before = held()
+        before = held.now()
         results = script["search"](rates, train.take(16), train.take(16), 1)
         if set(results) != set(rates):
             raise AssertionError(f"search({rates}) gave results for {sorted(results)}: it must try every rate")
         del results
-        left.append(held() - before)
-    found["model per trial"] = (left[1] - left[0]) / 3 / weights
-    return found
+        left.append(held.now() - before)
+    return (left[1] - left[0]) / 3 / _weights(script["build_model"]())
 
 
 @dataclass
@@ -178,13 +221,20 @@ class Report:
     def frame(self):
         """A row a fault."""
         rows = [
-            {"fault": name, "lab": lab, "what is measured": what, "measured": self.measured.get(name), "at most": limit, "": "LEFT" if name in self.faults else ""}
+            {
+                "fault": name,
+                "lab": lab,
+                "what is measured": what,
+                "measured": self.measured.get(name),
+                "at most": limit,
+                "": "LEFT" if name in self.faults else "",
+            }
             for name, (lab, what, limit) in FAULTS.items()
         ]
         return pd.DataFrame(rows).set_index("fault").round(2)
 
 
-def check(script, files, labels, budgets, accuracy):
+def check_script(script, files, labels, budgets, accuracy):
     """Measure a script's functions, then run it under budgets = {level: size}, from the largest on; a Report.
 
     A run that finishes shows its exact peak, so the next one is under the smallest budget that this peak fits into.
@@ -197,4 +247,10 @@ def check(script, files, labels, budgets, accuracy):
     fitting = [size for size in sizes[1:] if first.ok and first.figures["peak"] <= parse_size(size)]
     if fitting:
         runs[fitting[-1]] = run(script["main"], files, labels, budget=fitting[-1], label=f"your script, {fitting[-1]}")
-    return Report(budgets, accuracy - LEARNS, runs, functions_run.value or {}, "" if functions_run.ok else str(functions_run.error))
+    return Report(
+        budgets,
+        accuracy - LEARNS,
+        runs,
+        functions_run.value or {},
+        "" if functions_run.ok else str(functions_run.error),
+    )

@@ -112,9 +112,7 @@ def _opened(path, flags):
     file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise LedgerError(
-                f"{path} is a device, a pipe or a folder: name an ordinary file"
-            )
+            raise LedgerError(f"{path} is a device, a pipe or a folder: name an ordinary file")
         yield file
     finally:
         os.close(file)

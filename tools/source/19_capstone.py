@@ -22,14 +22,11 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 import csv
 from pathlib import Path
 
-import capstone_check
 import numpy as np
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, guesses, load_tensorflow, phase, predicted_vs_measured, run, tensor_mib,
-)  # fmt: skip
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 # %% [markdown]
@@ -41,9 +38,14 @@ import keras
 
 # %% tags=["script"]
 SIZE, BATCH, CLASSES = 96, 32, 16
-EPOCHS = choose(SCALE, quick=6, full=12)
-RATES = choose(SCALE, quick=(0.001, 0.002, 0.003), full=(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004))
-MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the red, green and blue channel
+EPOCHS = lab.choose(SCALE, quick=6, full=12)
+RATES = lab.choose(
+    SCALE, quick=(0.001, 0.002, 0.003), full=(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004)
+)
+MEAN, STD = (
+    np.array([0.485, 0.456, 0.406]),
+    np.array([0.229, 0.224, 0.225]),
+)  # of the red, green and blue channel
 
 
 def decode(file):
@@ -71,12 +73,18 @@ def make_pipeline(images):
 def build_model():
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    return keras.Sequential([
-        keras.Input((SIZE, SIZE, 3)),
-        layers.Conv2D(8, 5, strides=2, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(CLASSES),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((SIZE, SIZE, 3)),
+            layers.Conv2D(8, 5, strides=2, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(CLASSES),
+        ]
+    )
 
 
 def make_step(model, optimizer):
@@ -128,10 +136,10 @@ def search(rates, train, validation, epochs):
 
 
 def main(files, labels, validation=160):
-    with phase("load"):
+    with lab.phase("load"):
         train = image_dataset(files[:-validation], labels[:-validation])
         held_back = image_dataset(files[-validation:], labels[-validation:])
-    with phase("search"):
+    with lab.phase("search"):
         results = search(RATES, train, held_back, EPOCHS)
     return max(accuracy for accuracy, history in results.values())
 
@@ -143,15 +151,30 @@ files = [str(Path("../data/photos", row["file"]).resolve()) for row in rows]
 labels = np.array([int(row["class"]) for row in rows])
 TRAIN = len(files) - 160
 
-my_guess = guess(f"Peak memory of this script: {len(files)} photographs, {len(RATES)} trials of {EPOCHS} epochs?", GUESS_MIB)
+my_guess = lab.guess(
+    f"Peak memory of this script: {len(files)} photographs, {len(RATES)} trials of {EPOCHS} epochs?",
+    GUESS_MIB,
+)
 
 # %% [markdown]
 # Now the arithmetic, for what the script keeps until its end. Convince yourself of each line: which name, list or data
 # set keeps it?
 
 # %%
-weights = sum(tensor_mib(shape) for shape in [(5, 5, 3, 8), (8,), (3, 3, 8, 32), (32,), (SIZE * SIZE // 64 * 32, 64), (64,), (64, CLASSES), (CLASSES,)])
-one_image = tensor_mib((SIZE, SIZE, 3), "float64")  # is it? look at the dtype of MEAN
+weights = sum(
+    lab.tensor_mib(shape)
+    for shape in [
+        (5, 5, 3, 8),
+        (8,),
+        (3, 3, 8, 32),
+        (32,),
+        (SIZE * SIZE // 64 * 32, 64),
+        (64,),
+        (64, CLASSES),
+        (CLASSES,),
+    ]
+)
+one_image = lab.tensor_mib((SIZE, SIZE, 3), "float64")  # is it? look at the dtype of MEAN
 steps = -(-TRAIN // BATCH)
 kept = {
     "all images, decoded": len(files) * one_image,
@@ -162,7 +185,9 @@ kept = {
 for name, size in kept.items():
     print(f"{size:7.1f} MiB  {name}")
 predicted_load, predicted_peak = 2 * TRAIN * one_image, sum(kept.values())
-print(f"{predicted_peak:7.1f} MiB  in all; while it loads, list + stack of the training images: {predicted_load:.1f} MiB")
+print(
+    f"{predicted_peak:7.1f} MiB  in all; while it loads, list + stack of the training images: {predicted_load:.1f} MiB"
+)
 
 # %% [markdown]
 # ## Failure
@@ -172,8 +197,10 @@ print(f"{predicted_peak:7.1f} MiB  in all; while it loads, list + stack of the t
 # %%
 BUDGETS = {"generous": "256 MiB", "fair": "128 MiB", "tight": "56 MiB"}
 
-failure = run(main, files, labels, budget=BUDGETS["tight"], label=f"as it was, {BUDGETS['tight']}")
-expect_oom(failure);
+failure = lab.run(
+    main, files, labels, budget=BUDGETS["tight"], label=f"as it was, {BUDGETS['tight']}"
+)
+lab.expect_oom(failure)
 
 # %% [markdown]
 # It dies before its first step. A traceback shows one fault, the first that does not fit. Cure it, and the script
@@ -181,8 +208,8 @@ expect_oom(failure);
 # as it is finishes:
 
 # %%
-before = run(main, files, labels, label="as it was, no tight budget")
-before.need();
+before = lab.run(main, files, labels, label="as it was, no tight budget")
+lab.expect_finished(before)
 
 # %% [markdown]
 # ## Fix
@@ -193,6 +220,7 @@ before.need();
 #
 # Then run the checker below it. It does not read your code. It calls your functions on small inputs, watches exact
 # counters, and names what is left. Cure one fault, run both cells, and look again.
+
 
 # %% tags=["fix"]
 # BEGIN SOLUTION
@@ -224,7 +252,14 @@ def train_epoch(step, batches, rate, history):
 def evaluate(model, images):
     right = 0
     for pictures, labels in images.batch(BATCH):
-        right += int(tf.reduce_sum(tf.cast(tf.argmax(model(pictures, training=False), axis=1) == tf.cast(labels, tf.int64), tf.int32)))
+        right += int(
+            tf.reduce_sum(
+                tf.cast(
+                    tf.argmax(model(pictures, training=False), axis=1) == tf.cast(labels, tf.int64),
+                    tf.int32,
+                )
+            )
+        )
     return right / len(images)
 
 
@@ -243,13 +278,15 @@ def search(rates, train, validation, epochs):
             accuracy = evaluate(model, validation)
         results[rate] = accuracy, history
     return results
+
+
 # END SOLUTION
 
 
-my_script = capstone_check.functions(globals())
+my_script = lab.script_functions(globals())
 
 # %%
-report = capstone_check.check(my_script, files, labels, BUDGETS, accuracy=before.value)
+report = lab.check_script(my_script, files, labels, BUDGETS, accuracy=before.value)
 report.frame
 
 # %% [markdown]
@@ -258,16 +295,21 @@ report.frame
 # Before against after. If your script still dies, its bar says how far it came.
 
 # %%
-side_by_side = compare(before, failure, report.best)
+side_by_side = lab.compare(before, failure, report.best)
 side_by_side
 
 # %%
-predicted_vs_measured(loading_before=(predicted_load, before.phases[0].peak / 2**20), peak_before=(predicted_peak, before.peak_mib))
+lab.predicted_vs_measured(
+    loading_before=(predicted_load, before.phase("load").peak_mib),
+    peak_before=(predicted_peak, before.peak_mib),
+)
 
 # %%
 print(my_guess.against(before.peak_mib))
 after = f"{report.best.value:.2f}" if report.best.ok else "none, it ran out of memory"
-print(f"accuracy on photographs that it was not trained on: before {before.value:.2f}, after {after}; pure chance is {1 / CLASSES:.2f}")
+print(
+    f"accuracy on photographs that it was not trained on: before {before.value:.2f}, after {after}; pure chance is {1 / CLASSES:.2f}"
+)
 
 # %% [markdown]
 # The prediction counts what stays. The rest is the step's own work: activations, gradients, a few batches on their way.
@@ -294,15 +336,24 @@ print(f"accuracy on photographs that it was not trained on: before {before.value
 #
 # **When it flips.** A small run forgives everything. Move the sliders to find where the script as it was dies.
 
+
 # %%
 def as_it_was(images=416, epochs=6, trials=3, budget_mib=256):
     data = (2 * images - 160) * one_image
     history = trials * epochs * -(-(images - 160) // BATCH) * weights
     total = data + history + trials * 3 * weights
-    print(f"images {data:.0f} + history {history:.0f} + models {trials * 3 * weights:.0f} = {total:.0f} MiB: {'fits' if total < budget_mib else 'dies'} (predicted)")
+    print(
+        f"images {data:.0f} + history {history:.0f} + models {trials * 3 * weights:.0f} = {total:.0f} MiB: {'fits' if total < budget_mib else 'dies'} (predicted)"
+    )
 
 
-explore(as_it_was, images=(192, 10000, 32), epochs=(1, 100, 1), trials=(1, 50, 1), budget_mib=(64, 8192, 64))
+lab.explore(
+    as_it_was,
+    images=(192, 10000, 32),
+    epochs=(1, 100, 1),
+    trials=(1, 50, 1),
+    budget_mib=(64, 8192, 64),
+)
 
 # %% [markdown]
 # ## Verdict
@@ -324,7 +375,9 @@ print("faults left:", ", ".join(report.faults) or ("none" if report.measured els
 # **1.** Generous: make the script finish under the first budget, and learn as well as before.
 
 # %%
-with exercise(1, "Which line of the prediction is the largest? The history needs a number a step (lab 07)."):
+with lab.exercise(
+    1, "Which line of the prediction is the largest? The history needs a number a step (lab 07)."
+):
     missing = report.missing("generous", forgive_faults=True)
     assert not missing, missing
 
@@ -332,7 +385,9 @@ with exercise(1, "Which line of the prediction is the largest? The history needs
 # **2.** Fair: half of that.
 
 # %%
-with exercise(2, "Images: decode them when they are wanted, and shuffle the file names (labs 01 and 03)."):
+with lab.exercise(
+    2, "Images: decode them when they are wanted, and shuffle the file names (labs 01 and 03)."
+):
     missing = report.missing("fair", forgive_faults=True)
     assert not missing, missing
 
@@ -340,7 +395,9 @@ with exercise(2, "Images: decode them when they are wanted, and shuffle the file
 # **3.** Tight: less than half of that, and no fault left.
 
 # %%
-with exercise(3, "Go through the checker's table row by row; the lab of each row has the cure."):
+with lab.exercise(
+    3, "Go through the checker's table row by row; the lab of each row has the cure."
+):
     missing = report.missing("tight")
     assert not missing, missing
 
@@ -351,4 +408,4 @@ with exercise(3, "Go through the checker's table row by row; the lab of each row
 # [start page](start_here.ipynb) shows this too.)
 
 # %%
-guesses()
+lab.guesses()
