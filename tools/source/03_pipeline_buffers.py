@@ -29,20 +29,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run,
-    tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 
-IMAGES = choose(SCALE, quick=800, full=3200)
-BUDGET = choose(SCALE, quick="96 MiB", full="384 MiB")
+IMAGES = lab.choose(SCALE, quick=800, full=3200)
+BUDGET = lab.choose(SCALE, quick="96 MiB", full="384 MiB")
 SIZE, BATCH = 128, 16
 photos = sorted(str(path.resolve()) for path in Path("../data/photos").glob("*.jpg"))
 paths = (photos * -(-IMAGES // len(photos)))[:IMAGES]
-print(f"{len(paths)} JPEG files, {sum(Path(path).stat().st_size for path in paths) / 2**20:.1f} MiB on disk")
+on_disk = sum(Path(path).stat().st_size for path in paths) / 2**20
+print(f"{len(paths)} JPEG files, {on_disk:.1f} MiB on disk")
 
 # %% [markdown]
 # ## Predict
@@ -51,7 +48,7 @@ print(f"{len(paths)} JPEG files, {sum(Path(path).stat().st_size for path in path
 # set, and batches them by 16. How much tensor memory does it hold at its worst moment?
 
 # %%
-my_guess = guess("Peak tensor memory of decode, shuffle all, batch?", GUESS_MIB)
+my_guess = lab.guess("Peak tensor memory of decode, shuffle all, batch?", GUESS_MIB)
 
 # %% [markdown]
 # A stage holds *elements*. What an element weighs depends on where the stage stands: a path weighs next to nothing, a
@@ -60,54 +57,65 @@ my_guess = guess("Peak tensor memory of decode, shuffle all, batch?", GUESS_MIB)
 # on its own, and the one in your hands. An element is in one place at a time: a buffer that holds them all leaves
 # nothing to collect.
 
+
 # %%
 def resident(stages, count):
-    """MiB that each stage of a pipeline holds when its buffers are full, by its name in the pipeline.
+    """MiB that each stage of a pipeline holds when its buffers are full, by its name.
 
-    stages: (name, number) in order. "decode": MiB of one decoded element. "shuffle", "prefetch", "batch": elements.
-    "interleave": elements buffered in all open inner pipelines together. "cache": None. count: elements in all.
+    stages: (name, number) in order. "decode": MiB of one decoded element. "shuffle", "prefetch",
+    "batch": elements. "interleave": elements buffered in all open inner pipelines together.
+    "cache": None. count: elements in all.
     """
     parts, size, free = {}, 0.0, count  # free: elements of this size that no stage holds yet
     for name, number in stages:
         if name == "decode":
             size, free = number, count
         elif name == "batch":
-            parts[name] = parts.get(name, 0.0) + (min(number, free) + min(number, count)) * size  # collected, copied
+            held = min(number, free) + min(number, count)  # collected, copied
+            parts[name] = parts.get(name, 0.0) + held * size
             size, count = min(number, count) * size, -(-count // number)
             free = count - 1
         else:
             held = free if name == "cache" else min(number, free)
             parts[name] = parts.get(name, 0.0) + held * size
             free -= held
-    return {**parts, "computed ahead": min(1, free) * size, "in your hands": min(1, max(free - 1, 0)) * size}
+    parts["computed ahead"] = min(1, free) * size
+    parts["in your hands"] = min(1, max(free - 1, 0)) * size
+    return parts
 
 
-one_image = tensor_mib((SIZE, SIZE, 3))
+one_image = lab.tensor_mib((SIZE, SIZE, 3))
 decoded_first = resident([("decode", one_image), ("shuffle", IMAGES), ("batch", BATCH)], IMAGES)
 paths_first = resident([("shuffle", IMAGES), ("decode", one_image), ("batch", BATCH)], IMAGES)
 predicted_failure, predicted_fix = sum(decoded_first.values()), sum(paths_first.values())
 print(f"one image: {SIZE} × {SIZE} × 3 × 4 B = {one_image:.4f} MiB")
-print("decode, shuffle:", {name: round(size, 1) for name, size in decoded_first.items()}, f"= {predicted_failure:.1f} MiB")
-print("shuffle, decode:", {name: round(size, 1) for name, size in paths_first.items()}, f"= {predicted_fix:.1f} MiB")
+for order, parts in {"decode, shuffle": decoded_first, "shuffle, decode": paths_first}.items():
+    sizes = {name: round(size, 1) for name, size in parts.items()}
+    print(f"{order}: {sizes} = {sum(parts.values()):.1f} MiB")
 
 # %% [markdown]
 # ## Failure
 #
 # The published form: map, then a shuffle buffer "at least as large as the data set, for a good shuffle".
 
+
 # %%
+def decode(data):
+    return tf.image.resize(tf.io.decode_jpeg(data, channels=3), [SIZE, SIZE])
+
+
 def load(path):
-    image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
-    return tf.image.resize(image, [SIZE, SIZE])
+    return decode(tf.io.read_file(path))
 
 
 def first_step_and_epoch(dataset):
     total = count = 0.0
     iterator = iter(dataset)
-    first_step_and_epoch.kept = iterator  # after an error, letting it go would wait for its second thread: ten more seconds
-    with phase("wait for the first batch"):
+    # After an error, letting it go would wait for its second thread: ten more seconds.
+    first_step_and_epoch.kept = iterator
+    with lab.phase("wait for the first batch"):
         total, count = float(tf.reduce_mean(next(iterator))), 1
-    with phase("the rest of the epoch"):
+    with lab.phase("the rest of the epoch"):
         for batch in iterator:
             total, count = total + float(tf.reduce_mean(batch)), count + 1
     return total / count
@@ -118,8 +126,8 @@ def decode_then_shuffle():
     return first_step_and_epoch(dataset.map(load).shuffle(IMAGES).batch(BATCH))
 
 
-failure = run(decode_then_shuffle, budget=BUDGET, label="decode, then shuffle")
-expect_oom(failure);
+failure = lab.run(decode_then_shuffle, budget=BUDGET, label="decode, then shuffle")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # It dies in the first phase, waiting for the first batch. No training step has run.
@@ -128,30 +136,31 @@ expect_oom(failure);
 #
 # Change places: shuffle the paths, then decode. The order that comes out is just as random.
 
+
 # %%
 def shuffle_then_decode():
     dataset = tf.data.Dataset.from_tensor_slices(paths)
     return first_step_and_epoch(dataset.shuffle(IMAGES).map(load).batch(BATCH))
 
 
-fix = run(shuffle_then_decode, budget=BUDGET, label="shuffle, then decode")
-fix.need();
+fix = lab.run(shuffle_then_decode, budget=BUDGET, label="shuffle, then decode")
+lab.expect_finished(fix)
 
 # %% [markdown]
 # What the first order would have needed:
 
 # %%
-unbounded = run(decode_then_shuffle, label="decode, then shuffle; no tight budget")
-unbounded.need();
+unbounded = lab.run(decode_then_shuffle, label="decode, then shuffle; no tight budget")
+lab.expect_finished(unbounded)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(unbounded, failure, fix)
+lab.compare(unbounded, failure, fix)
 
 # %%
-predicted_vs_measured(
+lab.predicted_vs_measured(
     decode_then_shuffle=(predicted_failure, unbounded.peak_mib),
     shuffle_then_decode=(predicted_fix, fix.peak_mib),
 )
@@ -170,7 +179,7 @@ assert abs(unbounded.value - fix.value) < 0.01 * unbounded.value
 # %%
 COUNT, STEP = 256, 0.01
 some = paths[:COUNT]
-D, B = ("decode", one_image), ("batch", BATCH)
+D, S, B = ("decode", one_image), ("shuffle", 128), ("batch", BATCH)
 AUTOTUNE = tf.data.AUTOTUNE
 
 
@@ -178,81 +187,95 @@ def source():
     return tf.data.Dataset.from_tensor_slices(some)
 
 
+def decoded():
+    return source().map(load)
+
+
+def batches():
+    return decoded().batch(BATCH)
+
+
 def from_folders(open_at_once):
     """Sixteen inner pipelines of sixteen images, each with a buffer of eight of its own."""
-    folders = tf.data.Dataset.range(16)
-    return folders.interleave(
-        lambda folder: source().skip(16 * folder).take(16).map(load).prefetch(8), cycle_length=open_at_once, block_length=1
-    )
+
+    def folder(number):
+        return source().skip(16 * number).take(16).map(load).prefetch(8)
+
+    numbers = tf.data.Dataset.range(16)
+    images = numbers.interleave(folder, cycle_length=open_at_once, block_length=1)
+    return images.batch(BATCH)
 
 
 def windows(keys):
     """Groups of eight by key: a window stays open until it is full or the data ends."""
-    numbered = source().map(load).enumerate()
-    grouped = numbered.group_by_window(lambda i, image: i % keys, lambda key, window: window.batch(8), window_size=8)
+
+    def eight(key, window):
+        return window.batch(8)
+
+    grouped = decoded().enumerate().group_by_window(lambda i, image: i % keys, eight, window_size=8)
     return grouped.map(lambda i, image: image).unbatch().batch(BATCH)
 
 
 PIPELINES = {
-    "batch(16)": (lambda: source().map(load).batch(BATCH), [D, B]),
-    "shuffle(128) before decode": (lambda: source().shuffle(128).map(load).batch(BATCH), [("shuffle", 128), D, B]),
-    "shuffle(128) after decode": (lambda: source().map(load).shuffle(128).batch(BATCH), [D, ("shuffle", 128), B]),
-    "shuffle(128) after batch": (lambda: source().map(load).batch(BATCH).shuffle(128), [D, B, ("shuffle", 128)]),
-    "prefetch(2) after batch": (lambda: source().map(load).batch(BATCH).prefetch(2), [D, B, ("prefetch", 2)]),
-    "prefetch(8) after batch": (lambda: source().map(load).batch(BATCH).prefetch(8), [D, B, ("prefetch", 8)]),
+    "batch(16)": (batches, [D, B]),
+    "shuffle(128) before decode": (lambda: source().shuffle(128).map(load).batch(BATCH), [S, D, B]),
+    "shuffle(128) after decode": (lambda: decoded().shuffle(128).batch(BATCH), [D, S, B]),
+    "shuffle(128) after batch": (lambda: batches().shuffle(128), [D, B, S]),
+    "prefetch(2) after batch": (lambda: batches().prefetch(2), [D, B, ("prefetch", 2)]),
+    "prefetch(8) after batch": (lambda: batches().prefetch(8), [D, B, ("prefetch", 8)]),
     "cache before decode": (
-        lambda: source().map(tf.io.read_file).cache().map(lambda data: tf.image.resize(tf.io.decode_jpeg(data, channels=3), [SIZE, SIZE])).batch(BATCH),
+        lambda: source().map(tf.io.read_file).cache().map(decode).batch(BATCH),
         [("cache", None), D, B],
     ),
-    "cache after decode": (lambda: source().map(load).cache().batch(BATCH), [D, ("cache", None), B]),
-    "cache(file) after decode": (lambda: source().map(load).cache(os.path.join(tempfile.mkdtemp(), "cache")).batch(BATCH), [D, B]),
-    "batch twice": (lambda: source().map(load).batch(BATCH).batch(BATCH), [D, B, B]),
-    "interleave 2 at once": (lambda: from_folders(2).batch(BATCH), [D, ("interleave", 2 * 8), B]),
-    "interleave 16 at once": (lambda: from_folders(16).batch(BATCH), [D, ("interleave", 16 * 8), B]),
+    "cache after decode": (lambda: decoded().cache().batch(BATCH), [D, ("cache", None), B]),
+    "cache(file) after decode": (
+        lambda: decoded().cache(os.path.join(tempfile.mkdtemp(), "cache")).batch(BATCH),
+        [D, B],
+    ),
+    "batch twice": (lambda: batches().batch(BATCH), [D, B, B]),
+    "interleave 2 at once": (lambda: from_folders(2), [D, ("interleave", 2 * 8), B]),
+    "interleave 16 at once": (lambda: from_folders(16), [D, ("interleave", 16 * 8), B]),
     "group_by_window, 8 keys": (lambda: windows(8), None),
     "group_by_window, all keys new": (lambda: windows(COUNT), None),
-}  # fmt: skip
+}
 
 
 def each_stage(pipelines):
-    before = {}
-
     def epoch(make):
         for _ in make():
             time.sleep(STEP)
 
-    epoch(pipelines["batch(16)"])  # the first decoding of a process is slow; it would keep the first buffers empty
+    # The first decoding of a process is slow; it would keep the first buffers empty.
+    epoch(pipelines["batch(16)"])
     for name, make in pipelines.items():
         gc.collect()
-        before[name] = reading().tensors_mib
-        with phase(name):
+        with lab.phase(name):
             epoch(make)
-    return before
 
 
-stages = run(each_stage, {name: make for name, (make, _) in PIPELINES.items()}, label="every stage", quiet=True).need()
-peaks = {p.name: p.peak / 2**20 - stages.value[p.name] for p in stages.phases}
-predicted = {name: sum(resident(parts, COUNT).values()) for name, (_, parts) in PIPELINES.items() if parts}
-figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained", facecolor="white")
-names = list(peaks)
-axes.barh(names, list(peaks.values()), color=COLOURS[1], label="measured")
-axes.bar_label(axes.containers[0], fmt="{:.1f}", padding=14)
-axes.plot(list(predicted.values()), [names.index(name) for name in predicted], "D", color=COLOURS[0], label="predicted")
+makers = {name: make for name, (make, _) in PIPELINES.items()}
+stages = lab.measure(each_stage, makers, label="every stage").phases
+peaks = pd.Series({stage.name: stage.rise_mib for stage in stages}, name="measured")
+holds = {name: resident(parts, COUNT) for name, (_, parts) in PIPELINES.items() if parts}
+predicted = pd.DataFrame(holds).sum()
+axes = peaks.plot.barh(
+    figsize=(10, 4.6), xlabel=f"peak tensor memory of one epoch over {COUNT} images (MiB)"
+)
+axes.bar_label(axes.containers[0], fmt="{:.1f}", padding=20)
+axes.plot(predicted, peaks.index.get_indexer(predicted.index), "kD", label="predicted")
 axes.axvline(COUNT * one_image, color="black", ls=":", label="the decoded data set")
+axes.margins(x=0.2)
 axes.invert_yaxis()
-axes.set(xlabel=f"peak tensor memory of one epoch over {COUNT} images (MiB)", xlim=(0, 1.2 * max(peaks.values())))
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False, loc="upper right")
+axes.legend(loc="upper right")
 plt.show()
 
 # %%
-predicted_vs_measured(**{name.translate(str.maketrans({"(": " ", ")": None})): (predicted[name], peaks[name]) for name in predicted})
+lab.predicted_vs_measured(**{name: (predicted[name], peaks[name]) for name in predicted.index})
 
 # %% [markdown]
 # `resident` tells what a pipeline can hold. Most lie within one batch of that: whether the batch computed ahead is
 # there at the worst moment is a matter of timing.
-
-# %% [markdown]
+#
 # * **shuffle** holds buffer × element. The same 128 are nothing before the decoder, 128 images behind it, and 128
 #   *batches* behind `batch`, here the whole data set.
 # * **cache** holds every element that passes. Before the decoder that is the JPEG files' bytes; these are strings,
@@ -265,13 +288,23 @@ predicted_vs_measured(**{name.translate(str.maketrans({"(": " ", ")": None})): (
 # **When it flips.** A pipeline by sliders; the arithmetic is `resident`, in predicted MiB. Where does each place of the
 # shuffle buffer stop to fit?
 
+
 # %%
-def calculator(shuffle_at="decoded images", shuffle=1000, cache="none", batch=32, prefetch=2, side=224, thousand_images=10):
-    image = tensor_mib((side, side, 3))
+def calculator(
+    shuffle_at="decoded images",
+    shuffle=1000,
+    cache="none",
+    batch=32,
+    prefetch=2,
+    side=224,
+    thousand_images=10,
+):
+    image = lab.tensor_mib((side, side, 3))
     pipeline = [("decode", image), ("batch", batch), ("prefetch", prefetch)]
     if cache == "decoded images":
         pipeline.insert(1, ("cache", None))
-    at = {"paths": 0, "decoded images": pipeline.index(("batch", batch)), "batches": pipeline.index(("batch", batch)) + 1}
+    place = pipeline.index(("batch", batch))
+    at = {"paths": 0, "decoded images": place, "batches": place + 1}
     pipeline.insert(at[shuffle_at], ("shuffle", shuffle))
     parts = resident(pipeline, 1000 * thousand_images)
     for name, size in parts.items():
@@ -279,15 +312,22 @@ def calculator(shuffle_at="decoded images", shuffle=1000, cache="none", batch=32
     print(f"{'in all':16} {sum(parts.values()):12,.1f} MiB (predicted)")
 
 
-explore(
-    calculator, shuffle_at=["paths", "decoded images", "batches"], shuffle=(0, 10000, 100), cache=["none", "decoded images"],
-    batch=(1, 256, 1), prefetch=(0, 16, 1), side=(32, 512, 32), thousand_images=(1, 200, 1),
-)  # fmt: skip
+lab.explore(
+    calculator,
+    shuffle_at=["paths", "decoded images", "batches"],
+    shuffle=(0, 10000, 100),
+    cache=["none", "decoded images"],
+    batch=(1, 256, 1),
+    prefetch=(0, 16, 1),
+    side=(32, 512, 32),
+    thousand_images=(1, 200, 1),
+)
 
 # %% [markdown]
 # **The three that are said to help.** `prefetch(AUTOTUNE)`, `num_parallel_calls=AUTOTUNE` and `cache()`, each added to
 # the same plain pipeline, for two epochs. Time is what they are for, so each file takes two milliseconds to arrive, as
 # from a busy disk.
+
 
 # %%
 def said_to_help():
@@ -298,97 +338,90 @@ def said_to_help():
     def slow(path):
         return load(tf.ensure_shape(tf.numpy_function(arrive, [path], tf.string), ()))
 
+    def images(calls=None):
+        return source().map(slow, num_parallel_calls=calls)
+
     ways = {
-        "plain": lambda: source().map(slow).batch(BATCH),
-        "prefetch(AUTOTUNE)": lambda: source().map(slow).batch(BATCH).prefetch(AUTOTUNE),
-        "parallel map(AUTOTUNE)": lambda: source().map(slow, num_parallel_calls=AUTOTUNE).batch(BATCH),
-        "cache()": lambda: source().map(slow).cache().batch(BATCH),
-        "all three": lambda: source().map(slow, num_parallel_calls=AUTOTUNE).cache().batch(BATCH).prefetch(AUTOTUNE),
+        "plain": lambda: images().batch(BATCH),
+        "prefetch(AUTOTUNE)": lambda: images().batch(BATCH).prefetch(AUTOTUNE),
+        "parallel map(AUTOTUNE)": lambda: images(AUTOTUNE).batch(BATCH),
+        "cache()": lambda: images().cache().batch(BATCH),
+        "all three": lambda: images(AUTOTUNE).cache().batch(BATCH).prefetch(AUTOTUNE),
     }
 
-    def epochs(name, dataset):
-        fastest = float("inf")
-        for _ in range(2):
-            began = time.perf_counter()
-            with phase(name):
-                for _ in dataset:
-                    time.sleep(STEP)
-            fastest = min(fastest, time.perf_counter() - began)
-        return fastest, reading().tensors_mib
+    def two_epochs(name, dataset):
+        with lab.phase(name):
+            for _ in range(2):
+                with lab.phase("epoch"):
+                    for _ in dataset:
+                        time.sleep(STEP)
 
-    rows = {}
     for name, make in ways.items():
         gc.collect()
-        before = reading().tensors_mib
-        fastest, after = epochs(name, make())
-        rows[name] = (before, after - before, fastest)
-    return rows
+        two_epochs(name, make())
 
 
-helpers = run(said_to_help, label="said to help", quiet=True).need()
-table = pd.DataFrame(
-    {
-        "peak MiB": {n: max(p.peak for p in helpers.phases if p.name == n) / 2**20 - before for n, (before, _, _) in helpers.value.items()},
-        "held after an epoch MiB": {name: held for name, (_, held, _) in helpers.value.items()},
-        "fastest epoch s": {name: seconds for name, (_, _, seconds) in helpers.value.items()},
-    }
-)
+helpers = lab.measure(said_to_help, label="said to help").phases
+rows = {}
+for first, second, both in zip(helpers[::3], helpers[1::3], helpers[2::3]):
+    fastest = min(first.end - first.start, second.end - second.start)
+    rows[both.name] = [both.rise_mib, both.added_mib, fastest]
+columns = ["peak MiB", "held after an epoch MiB", "fastest epoch s"]
+table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 table.round(2)
 
 # %% [markdown]
 # **Who owns a buffer?** The iterator, not the dataset. `del dataset` frees nothing while an iterator is alive, and a
 # second one fills a second buffer.
 
+
 # %%
 def owners():
     def make():
-        return tf.data.Dataset.from_tensor_slices(some).map(load).shuffle(128).batch(BATCH)
+        return decoded().shuffle(128).batch(BATCH)
 
     seen = {}
     dataset = make()
     iterator = iter(dataset)
-    seen["a dataset and its iterator"] = reading().tensors_mib
+    seen["a dataset and its iterator"] = lab.reading().tensors_mib
     next(iterator)
-    seen["after the first batch"] = reading().tensors_mib
+    seen["after the first batch"] = lab.reading().tensors_mib
     del dataset
     gc.collect()
-    seen["after del dataset"] = reading().tensors_mib
+    seen["after del dataset"] = lab.reading().tensors_mib
     second = iter(make())
     next(second)
-    seen["with a second one"] = reading().tensors_mib
+    seen["with a second one"] = lab.reading().tensors_mib
     del iterator
     gc.collect()
-    seen["after del iterator"] = reading().tensors_mib
+    seen["after del iterator"] = lab.reading().tensors_mib
     return seen
 
 
-owned = run(owners, label="who owns the buffer", quiet=True).need().value
+owned = lab.measure(owners, label="who owns the buffer").value
 for moment, size in owned.items():
     print(f"{moment:28} {size:6.1f} MiB  {'█' * round(size)}")
-assert owned["after del dataset"] > 0.8 * owned["after the first batch"], "the buffer went with the dataset"
-assert owned["after del iterator"] < 0.8 * owned["with a second one"], "the buffer stayed although its iterator is gone"
+assert owned["after del dataset"] > 0.8 * owned["after the first batch"], (
+    "the buffer went with the dataset"
+)
+assert owned["after del iterator"] < 0.8 * owned["with a second one"], (
+    "the buffer stayed although its iterator is gone"
+)
 
 # %% [markdown]
 # ## Verdict
 
 # %%
 lowest = table["peak MiB"]
-verdict(
+lab.verdict(
     "C04",
     "fails",
-    figures={
-        "plain": lowest["plain"], "prefetch": lowest["prefetch(AUTOTUNE)"], "parallel": lowest["parallel map(AUTOTUNE)"],
-        "cache": lowest["cache()"], "all_three": lowest["all three"],
-    },
-    tests={
-        "prefetch(AUTOTUNE) halves the peak": "prefetch < 0.5 * plain",
-        "num_parallel_calls=AUTOTUNE halves the peak": "parallel < 0.5 * plain",
-        "cache() halves the peak": "cache < 0.5 * plain",
-        "all three together halve the peak": "all_three < 0.5 * plain",
-    },
-    because="Each of them buys time with memory: it keeps elements that would otherwise not exist yet, or not any more.",
-    flips="cache before the decoder or to a file keeps the speed of reading without the images; prefetch(1) bounds the queue.",
-)  # fmt: skip
+    plain=lowest["plain"],
+    prefetch=lowest["prefetch(AUTOTUNE)"],
+    parallel=lowest["parallel map(AUTOTUNE)"],
+    cache=lowest["cache()"],
+    all_three=lowest["all three"],
+)
 
 # %% [markdown]
 # ## Exercises
@@ -396,12 +429,14 @@ verdict(
 # **1.** This pipeline works and needs far too much. Put it in order: shuffled over all images, batches of 16, some
 # prefetching, and a small fraction of the memory.
 
+
 # %%
 def tidy(paths):
     dataset = tf.data.Dataset.from_tensor_slices(paths)
     dataset = dataset.map(load).batch(BATCH).shuffle(64).prefetch(16)
     # BEGIN SOLUTION
-    dataset = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).map(load).batch(BATCH).prefetch(2)
+    dataset = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
+    dataset = dataset.map(load).batch(BATCH).prefetch(2)
     # END SOLUTION
     return dataset
 
@@ -415,21 +450,27 @@ def check_tidy():
             count += len(batch)
             time.sleep(STEP)
         orders.append(means)
-    return {"count": count, "size": max(len(means) for means in orders), "mixed": sorted(orders[0]) != sorted(orders[1])}
+    size, mixed = max(map(len, orders)), sorted(orders[0]) != sorted(orders[1])
+    return {"count": count, "size": size, "mixed": mixed}
 
 
-tidied = run(check_tidy, label="tidy", quiet=True)
-with exercise(1, "shuffle the paths, then map, then batch, then prefetch(2)."):
+tidied = lab.run(check_tidy, label="tidy", quiet=True)
+with lab.exercise(1, "shuffle the paths, then map, then batch, then prefetch(2)."):
     assert tidied.ok, str(tidied.error)
     assert tidied.value["count"] == 2 * COUNT, "some images are missing or come twice."
     assert tidied.value["size"] == COUNT // BATCH, "the batches have another size."
-    assert tidied.value["mixed"], "the same images sit together in a batch in each epoch: batches are shuffled, not images."
-    assert tidied.peak_mib < 0.5 * COUNT * one_image, f"peak {tidied.peak_mib:.0f} MiB: which stage holds decoded images?"
+    assert tidied.value["mixed"], (
+        "the same images sit together in a batch in each epoch: batches are shuffled, not images."
+    )
+    assert tidied.peak_mib < 0.5 * COUNT * one_image, (
+        f"peak {tidied.peak_mib:.0f} MiB: which stage holds decoded images?"
+    )
 
 # %% [markdown]
 # **2.** Sometimes only decoded images can be shuffled. Then size the buffer by bytes: return the largest number of
 # images for `shuffle` between `map` and `batch`, so that the pipeline stays within `budget_mib`. Leave a fifth of the
 # budget free.
+
 
 # %%
 def largest_buffer(budget_mib, image_mib, batch):
@@ -448,9 +489,13 @@ def check_buffer():
         time.sleep(STEP)
 
 
-with exercise(2, "buffer × image + 4 × batch × image = 0.8 × budget; solve for the buffer."):
+with lab.exercise(2, "buffer × image + 4 × batch × image = 0.8 × budget; solve for the buffer."):
     assert buffer is not None, "largest_buffer() returns nothing yet: return a number of images."
-    assert 0 < buffer * one_image < ALLOWED, f"{buffer} images take {buffer * one_image:.1f} MiB of {ALLOWED}."
-    buffered = run(check_buffer, budget=f"{ALLOWED} MiB", label="buffer by bytes", quiet=True)
+    assert 0 < buffer * one_image < ALLOWED, (
+        f"{buffer} images take {buffer * one_image:.1f} MiB of {ALLOWED}."
+    )
+    buffered = lab.run(check_buffer, budget=f"{ALLOWED} MiB", label="buffer by bytes", quiet=True)
     assert buffered.ok, str(buffered.error)
-    assert buffered.peak_mib > 0.6 * ALLOWED, f"peak {buffered.peak_mib:.0f} MiB: a larger buffer would still fit."
+    assert buffered.peak_mib > 0.6 * ALLOWED, (
+        f"peak {buffered.peak_mib:.0f} MiB: a larger buffer would still fit."
+    )
