@@ -24,25 +24,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predict_step, predicted_vs_measured, run, tensor_mib,
-    verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 FEATURES, PARTS = 256, 16
-WIDTH = choose(SCALE, quick=512, full=1024)
-BATCH = choose(SCALE, quick=8192, full=16384)
+WIDTH = lab.choose(SCALE, quick=512, full=1024)
+BATCH = lab.choose(SCALE, quick=8192, full=16384)
 PART = BATCH // PARTS  # rows of a micro-batch
-BUDGET = choose(SCALE, quick="64 MiB", full="256 MiB")
-# Where memory runs out inside a fused oneDNN layer, TensorFlow 2.21 crashes in place of raising. These arms use
-# TensorFlow's own kernels.
-KERNELS = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+BUDGET = lab.choose(SCALE, quick="64 MiB", full="256 MiB")
 with np.load("../data/digits.npz") as digits:
-    images, labels = digits["images"].reshape(-1, 64).astype("float32") / 16, digits["labels"].astype("int64")
+    images = digits["images"].reshape(-1, 64).astype("float32") / 16
+    labels = digits["labels"].astype("int64")
 
 
 def network(width=WIDTH):
@@ -51,7 +45,7 @@ def network(width=WIDTH):
 
 
 def start():
-    """The same network, data and weights in every arm; the data stay in NumPy, outside TensorFlow's counter."""
+    """The same network, data and weights in every arm; the data stay in NumPy, not counted."""
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((BATCH, FEATURES), np.float32)
@@ -76,21 +70,29 @@ def flat(variables):
 # 16 micro-batches.
 
 # %%
-my_guess = guess(f"Peak memory of one update from {PARTS} micro-batches of {PART} rows?", GUESS_MIB)
+my_guess = lab.guess(
+    f"Peak memory of one update from {PARTS} micro-batches of {PART} rows?", GUESS_MIB
+)
 
 # %% [markdown]
 # The arithmetic. The activations shrink to a sixteenth. In exchange the sum of the gradients must live from one
 # micro-batch to the next: one more buffer of the size of the weights.
 
 # %%
-whole, micro = predict_step(network(), BATCH, "sgd"), predict_step(network(), PART, "sgd")
+whole, micro = lab.predict_step(network(), BATCH, "sgd"), lab.predict_step(network(), PART, "sgd")
 weights = whole.parts["weights"]
-print(f"whole batch: {whole.total_mib:.1f} MiB\nmicro-batch: {micro.total_mib:.1f} MiB + accumulators as large as the weights, {weights:.1f} MiB = {micro.total_mib + weights:.1f} MiB")
+print(f"whole batch: {whole.total_mib:.1f} MiB")
+print(
+    f"micro-batch: {micro.total_mib:.1f} MiB + accumulators as large as the weights, "
+    f"{weights:.1f} MiB = {micro.total_mib + weights:.1f} MiB"
+)
 
 # %% [markdown]
 # ## Failure
 #
-# First the reason to accumulate at all: the whole batch does not fit the budget.
+# First the reason to accumulate at all: the whole batch does not fit the budget. (`NO_ONEDNN`: where memory runs out
+# inside a oneDNN layer, TensorFlow 2.21 crashes in place of raising.)
+
 
 # %%
 def whole_batch():
@@ -102,17 +104,19 @@ def whole_batch():
         optimizer.apply_gradients(zip(gradients_of(model, x, y), model.trainable_variables))
 
     step(tf.constant(x), tf.constant(y))
-    return before - flat(model.trainable_variables)  # with a learning rate of 1 this is the gradient that was applied
+    # With a learning rate of 1 this is the gradient that was applied.
+    return before - flat(model.trainable_variables)
 
 
-failure = run(whole_batch, budget=BUDGET, label="whole batch", env=KERNELS)
-expect_oom(failure);
+failure = lab.run(whole_batch, budget=BUDGET, label="whole batch", env=lab.NO_ONEDNN)
+lab.expect_oom(failure)
 
 # %% [markdown]
 # ## Fix
 #
 # The article's loop. (As printed it stops with a `NameError`, since its step counter does not exist; a loop counter is the
 # one thing repaired here.) It fits:
+
 
 # %%
 def published():
@@ -132,8 +136,8 @@ def published():
     return before - flat(model.trainable_variables)
 
 
-articles = run(published, budget=BUDGET, label="published loop", env=KERNELS)
-articles.need();
+articles = lab.run(published, budget=BUDGET, label="published loop", env=lab.NO_ONEDNN)
+lab.expect_finished(articles)
 
 # %% [markdown]
 # Look at where the zeros are made: inside the step. Every micro-batch starts a new sum, and the one that is applied holds
@@ -142,12 +146,13 @@ articles.need();
 # **What works:** the sum lives in variables, outside the step; each micro-batch adds its share; the sum is cleared after
 # the update.
 
+
 # %%
 def accumulated():
-    with phase("network and data"):
+    with lab.phase("network and data"):
         model, x, y = start()
     before, optimizer = flat(model.trainable_variables), keras.optimizers.SGD(1.0)
-    with phase("accumulators"):
+    with lab.phase("accumulators"):
         sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in model.trainable_variables]
 
     @tf.function
@@ -161,26 +166,28 @@ def accumulated():
         for total in sums:
             total.assign(tf.zeros_like(total))
 
-    with phase("micro-batches"):
+    with lab.phase("micro-batches"):
         for number in range(PARTS):
             rows = slice(number * PART, (number + 1) * PART)
             micro_step(tf.constant(x[rows]), tf.constant(y[rows]))
-    with phase("update"):
+    with lab.phase("update"):
         update()
     return before - flat(model.trainable_variables)
 
 
-right = run(accumulated, budget=BUDGET, label="variables + assign_add", env=KERNELS)
-right.need();
+right = lab.run(accumulated, budget=BUDGET, label="variables + assign_add", env=lab.NO_ONEDNN)
+lab.expect_finished(right)
 
 # %% [markdown]
 # Keras does the same when the optimizer is told to: `gradient_accumulation_steps`. The training loop then is the ordinary
 # one, and works with `model.fit` as well.
 
+
 # %%
 def with_keras():
     model, x, y = start()
-    before, optimizer = flat(model.trainable_variables), keras.optimizers.SGD(1.0, gradient_accumulation_steps=PARTS)
+    before = flat(model.trainable_variables)
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=PARTS)
     optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -193,48 +200,47 @@ def with_keras():
     return before - flat(model.trainable_variables)
 
 
-keras_own = run(with_keras, budget=BUDGET, label="Keras' gradient_accumulation_steps", env=KERNELS)
-keras_own.need();
+keras_own = lab.run(
+    with_keras, budget=BUDGET, label="Keras' gradient_accumulation_steps", env=lab.NO_ONEDNN
+)
+lab.expect_finished(keras_own)
 
 # %% [markdown]
 # And the whole batch with room enough, to compare with:
 
 # %%
-unbounded = run(whole_batch, label="whole batch, no tight budget", quiet=True, env=KERNELS)
-unbounded.need();
+unbounded = lab.measure(whole_batch, label="whole batch, no tight budget", env=lab.NO_ONEDNN)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(unbounded, failure, articles, right, keras_own)
+lab.compare(unbounded, failure, articles, right, keras_own)
 
 # %% [markdown]
 # All of them fit. Do they make the same update? The distance from the whole batch's gradient, as a part of its length:
+
 
 # %%
 def distance(gradient, reference):
     return float(np.linalg.norm(gradient - reference) / np.linalg.norm(reference))
 
 
-errors = {result.label: distance(result.value, unbounded.value) for result in (articles, right, keras_own)}
-figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
-axes.barh(list(errors), list(errors.values()), color=[COLOURS[0], COLOURS[2], COLOURS[1]])
-axes.set(xscale="log", xlim=(1e-8, 10), xlabel="relative distance from the whole batch's gradient")
+arms = (articles, right, keras_own)
+errors = pd.Series({arm.label: distance(arm.value, unbounded.value) for arm in arms})
+axes = errors.plot.barh(figsize=(8, 2.2), logx=True, xlim=(1e-8, 10))
+axes.set_xlabel("relative distance from the whole batch's gradient")
 axes.invert_yaxis()
-axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 for name, error in errors.items():
     print(f"{name}: {error:.1e}")
 assert errors[right.label] < 1e-3 and errors[keras_own.label] < 1e-3
 
 # %%
-network_only, with_sums = (part.held for part in right.phases[:2])
-sums_held = None if with_sums is None else (with_sums - network_only) / 2**20
-predicted_vs_measured(
+lab.predicted_vs_measured(
     whole_batch=(whole.total_mib, unbounded.peak_mib),
     variables_and_assign_add=(micro.total_mib + weights, right.peak_mib),
-    the_accumulators=(weights, sums_held),
+    the_accumulators=(weights, right.phase("accumulators").added_mib),
 )
 
 # %%
@@ -253,10 +259,12 @@ assert right.peak_mib < 0.5 * unbounded.peak_mib
 # A test that cannot be fooled: change one micro-batch's labels and see whether the update changes. Here on 128
 # handwritten digits in four micro-batches, as in the article.
 
+
 # %%
 def on_digits(x, y):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)])
+    hidden, scores = keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)
+    model = keras.Sequential([keras.Input((64,)), hidden, scores])
     parts = [slice(32 * number, 32 * number + 32) for number in range(4)]
 
     def gradient(x, y):
@@ -280,21 +288,20 @@ def on_digits(x, y):
             changes.append(distance(loop(x, wrong), loop(x, y)))
         return changes
 
-    whole = gradient(x, y)
-    return {name: (influence(loop), distance(loop(x, y), whole)) for name, loop in (("published loop", published), ("accumulated", right))}
+    loops, whole = {"published loop": published, "accumulated": right}, gradient(x, y)
+    return {name: (influence(loop), distance(loop(x, y), whole)) for name, loop in loops.items()}
 
 
-small = run(on_digits, images[:128], labels[:128], label="digits", quiet=True).need().value
-figure, axes = plt.subplots(figsize=(8, 2.8), layout="constrained")
-for index, (name, changes) in enumerate((name, changes) for name, (changes, _) in small.items()):
-    axes.bar(np.arange(1, 5) + 0.4 * index - 0.2, changes, 0.38, color=COLOURS[2 * index], hatch=["", "//"][index], edgecolor="white", label=name)
-axes.set(xticks=range(1, 5), xlabel="micro-batch whose labels were changed", ylabel="change of the update")
-axes.legend(frameon=False)
-axes.spines[["top", "right"]].set_visible(False)
+small = lab.measure(on_digits, images[:128], labels[:128], label="digits").value
+changes = pd.DataFrame(
+    {name: changes for name, (changes, _) in small.items()},
+    index=pd.RangeIndex(1, 5, name="micro-batch whose labels were changed"),
+)
+changes.plot.bar(figsize=(8, 2.8), rot=0, ylabel="change of the update")
 plt.show()
 for name, (_, error) in small.items():
     print(f"{name}: distance from the whole batch's gradient {error:.1e}")
-pd.DataFrame({name: changes for name, (changes, _) in small.items()}, index=[f"micro-batch {n}" for n in range(1, 5)]).round(3)
+changes.round(3)
 
 # %% [markdown]
 # Three of four micro-batches do not count at all.
@@ -306,7 +313,7 @@ pd.DataFrame({name: changes for name, (changes, _) in small.items()}, index=[f"m
 # leanest of three updates each (a graph does not order its operations the same way every time):
 
 # %%
-HEAVY = choose(SCALE, quick=1024, full=2048)
+HEAVY = lab.choose(SCALE, quick=1024, full=2048)
 
 
 def heavy_weights(width, batch, parts):
@@ -319,7 +326,7 @@ def heavy_weights(width, batch, parts):
         optimizer.apply_gradients(zip(gradients_of(model, x, y), model.trainable_variables))
 
     for _ in range(3):
-        with phase("one batch"):
+        with lab.phase("one batch"):
             step(x, y)
     sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in model.trainable_variables]
 
@@ -333,30 +340,40 @@ def heavy_weights(width, batch, parts):
         optimizer.apply_gradients(zip(sums, model.trainable_variables))
 
     for _ in range(3):
-        with phase("accumulated"):
+        with lab.phase("accumulated"):
             for start in range(0, batch, batch // parts):
                 micro_step(x[start : start + batch // parts], y[start : start + batch // parts])
             update()
 
 
-heavy = run(heavy_weights, HEAVY, 32, 4, label="heavy weights", quiet=True, env=KERNELS).need()
-heavy_one, heavy_sums = (min(part.peak for part in heavy.phases if part.name == name) / 2**20 for name in ("one batch", "accumulated"))
-print(f"{tensor_mib((HEAVY, HEAVY)):.0f} MiB a layer, 32 rows: one batch {heavy_one:.1f} MiB, four micro-batches {heavy_sums:.1f} MiB ({heavy_sums / heavy_one:.2f} ×)")
+heavy = lab.measure(heavy_weights, HEAVY, 32, 4, label="heavy weights", env=lab.NO_ONEDNN)
+heavy_one = min(part.peak_mib for part in heavy.phases if part.name == "one batch")
+heavy_sums = min(part.peak_mib for part in heavy.phases if part.name == "accumulated")
+print(
+    f"{lab.tensor_mib((HEAVY, HEAVY)):.0f} MiB a layer, 32 rows: one batch {heavy_one:.1f} MiB, "
+    f"four micro-batches {heavy_sums:.1f} MiB ({heavy_sums / heavy_one:.2f} ×)"
+)
 assert heavy_sums > heavy_one
 
 # %% [markdown]
 # **When it flips.** Accumulation saves batch × (1 − 1/parts) × bytes a row, and costs the weights once. Find the batch
 # from which it pays for other widths. Predicted from shapes alone: four layers, SGD.
 
+
 # %%
 def saves(width=WIDTH, batch=BATCH, parts=PARTS):
-    a_row = tensor_mib((FEATURES,)) + 5 * tensor_mib((width,))  # input, four outputs, one gradient on its way back
-    buffer = tensor_mib((FEATURES, width)) + 3 * tensor_mib((width, width))
+    # A row: its input, four outputs, one gradient on its way back.
+    a_row = lab.tensor_mib((FEATURES,)) + 5 * lab.tensor_mib((width,))
+    buffer = lab.tensor_mib((FEATURES, width)) + 3 * lab.tensor_mib((width, width))
     saved = batch * (1 - 1 / parts) * a_row
-    print(f"activations saved {saved:8.1f} MiB   accumulators cost {buffer:8.1f} MiB   {'accumulate' if saved > buffer else 'do not accumulate'} (predicted)")
+    advice = "accumulate" if saved > buffer else "do not accumulate"
+    print(
+        f"activations saved {saved:8.1f} MiB   accumulators cost {buffer:8.1f} MiB   "
+        f"{advice} (predicted)"
+    )
 
 
-explore(saves, width=(64, 4096, 64), batch=(16, 16384, 16), parts=(2, 64))
+lab.explore(saves, width=(64, 4096, 64), batch=(16, 16384, 16), parts=(2, 64))
 
 # %% [markdown]
 # ### When equal is not equal
@@ -366,15 +383,19 @@ explore(saves, width=(64, 4096, 64), batch=(16, 16384, 16), parts=(2, 64))
 # * **Batch normalization** uses the mean and variance of what it sees. Micro-batches have their own, so no accumulation
 #   gives the whole batch's gradient. Layer or group normalization, which look at one row, do not mind. Measured:
 
+
 # %%
 def normalized(x, y, layer):
     keras.utils.set_random_seed(0)
-    norm = keras.layers.BatchNormalization() if layer == "batch" else keras.layers.LayerNormalization()
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), norm, keras.layers.ReLU(), keras.layers.Dense(10)])
+    layers = keras.layers
+    norm = layers.BatchNormalization() if layer == "batch" else layers.LayerNormalization()
+    body = [layers.Dense(64), norm, layers.ReLU(), layers.Dense(10)]
+    model = keras.Sequential([keras.Input((64,)), *body])
 
     def gradient(x, y):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True)))
+            scores = model(x, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
         return flat(tape.gradient(loss, model.trainable_variables))
 
     parts = [gradient(x[start : start + 32], y[start : start + 32]) for start in range(0, 128, 32)]
@@ -385,7 +406,7 @@ def both_norms(x, y):
     return {layer: normalized(x, y, layer) for layer in ("batch", "layer")}
 
 
-norms = run(both_norms, images[:128], labels[:128], label="normalization", quiet=True).need().value
+norms = lab.measure(both_norms, images[:128], labels[:128], label="normalization").value
 for layer, error in norms.items():
     print(f"{layer} normalization: accumulated gradient differs by {error:.1e}")
 assert norms["batch"] > 100 * norms["layer"]
@@ -394,26 +415,24 @@ assert norms["batch"] > 100 * norms["layer"]
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C14",
     "fails",
-    figures={"published_distance": errors[articles.label], "right_distance_in_millionths": 1e6 * errors[right.label],
-             "first_micro_batch_counts": small["published loop"][0][0],
-             "published": articles.peak_mib, "right": right.peak_mib, "keras": keras_own.peak_mib, "whole": unbounded.peak_mib},
-    tests={
-        "the published loop applies the whole batch's gradient, within a hundredth": "published_distance < 0.01",
-        "what is in the first micro-batch changes its update": "first_micro_batch_counts > 0",
-    },
-    because="It makes a new sum in every micro-step and applies the last one: the memory of a small batch and the training of a small batch. Sums in variables with assign_add, or gradient_accumulation_steps, do what it promises.",
-    flips="With the sum outside the step it holds, at one buffer of the size of the weights; where weights outweigh activations even that needs more memory than no accumulation.",
-    unit="relative distance, MiB",
-)  # fmt: skip
+    published_distance=errors[articles.label],
+    right_distance_in_millionths=1e6 * errors[right.label],
+    first_micro_batch_counts=small["published loop"][0][0],
+    published=articles.peak_mib,
+    right=right.peak_mib,
+    keras=keras_own.peak_mib,
+    whole=unbounded.peak_mib,
+)
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** 100 digits in micro-batches of 32 leave one of 4 rows. Accumulate so that the result still is the gradient of all
 # 100. (`gradient(x, y)` gives the gradient of the mean loss of the rows it gets, as one vector.)
+
 
 # %%
 def accumulate_uneven(gradient, x, y, size):
@@ -442,20 +461,32 @@ def graded_uneven(x, y):
     return yours, gradient(x, y), largest
 
 
-uneven = run(graded_uneven, images[:100], labels[:100], label="uneven parts", quiet=True)
-with exercise(1, "Weigh the gradient of each part by len(part) / len(x); slices past the end are simply shorter."):
+uneven = lab.run(graded_uneven, images[:100], labels[:100], label="uneven parts", quiet=True)
+with lab.exercise(
+    1,
+    "Weigh the gradient of each part by len(part) / len(x); "
+    "slices past the end are simply shorter.",
+):
     assert uneven.ok, str(uneven.error)
     yours, reference, largest = uneven.value
-    assert yours is not None, "accumulate_uneven() returns nothing yet: return the accumulated gradient."
-    assert largest <= 32, f"a gradient over {largest} rows was asked for: micro-batches have at most 32."
-    assert distance(yours, reference) < 1e-3, f"it is off by {distance(yours, reference):.1%}: does the part of 4 rows weigh as much as one of 32?"
+    assert yours is not None, (
+        "accumulate_uneven() returns nothing yet: return the accumulated gradient."
+    )
+    assert largest <= 32, (
+        f"a gradient over {largest} rows was asked for: micro-batches have at most 32."
+    )
+    off = distance(yours, reference)
+    assert off < 1e-3, (
+        f"it is off by {off:.1%}: does the part of 4 rows weigh as much as one of 32?"
+    )
 
 # %% [markdown]
 # **2.** This loop accumulates, and the first update is right. The second is not: it forgets something. Repair it.
 
+
 # %%
 def two_updates(micro_gradients, sums, apply, batches):
-    """sums: variables. apply(): takes the step with what is in sums. batches: two batches of micro-batches each."""
+    """apply(): the step with what is in sums, variables. batches: two, of micro-batches each."""
     for micro_batches in batches:
         for x, y in micro_batches:
             for total, gradient in zip(sums, micro_gradients(x, y)):
@@ -468,8 +499,9 @@ def two_updates(micro_gradients, sums, apply, batches):
 
 
 def graded_updates(x, y):
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, kernel_initializer="zeros")])
-    sums, applied, whole = [tf.Variable(tf.zeros_like(v)) for v in model.trainable_variables], [], []
+    scores = keras.layers.Dense(10, kernel_initializer="zeros")
+    model, applied, whole = keras.Sequential([keras.Input((64,)), scores]), [], []
+    sums = [tf.Variable(tf.zeros_like(v)) for v in model.trainable_variables]
 
     def gradients(x, y):
         with tf.GradientTape() as tape:
@@ -488,16 +520,23 @@ def graded_updates(x, y):
     return [distance(a, w) for a, w in zip(applied, whole)]
 
 
-twice = run(graded_updates, images[:256], labels[:256], label="two updates", quiet=True)
-with exercise(2, "The sums still hold the first batch when the second begins: assign zeros after apply()."):
+twice = lab.run(graded_updates, images[:256], labels[:256], label="two updates", quiet=True)
+with lab.exercise(
+    2, "The sums still hold the first batch when the second begins: assign zeros after apply()."
+):
     assert twice.ok, str(twice.error)
     assert len(twice.value) == 2, "both batches must be applied, each once."
-    assert twice.value[0] < 1e-3, f"the first update is off by {twice.value[0]:.1%}: leave the adding as it is."
-    assert twice.value[1] < 1e-3, f"the second update is off by {twice.value[1]:.0%}: it contains the first batch's gradients as well."
+    first, second = twice.value
+    assert first < 1e-3, f"the first update is off by {first:.1%}: leave the adding as it is."
+    assert second < 1e-3, (
+        f"the second update is off by {second:.0%}: "
+        "it contains the first batch's gradients as well."
+    )
 
 # %% [markdown]
 # **3.** Before you accumulate: does it pay? Give the MiB that accumulation saves (negative if it costs), from the rows of a
 # batch, the number of parts, the MiB of the weights and the MiB that one row's activations take.
+
 
 # %%
 def saving(batch, parts, weights_mib, row_mib):
@@ -506,11 +545,22 @@ def saving(batch, parts, weights_mib, row_mib):
     # END SOLUTION
 
 
-with exercise(3, "Rows that no longer are in memory at the same time × MiB a row, less one buffer of the size of the weights."):
+with lab.exercise(
+    3,
+    "Rows that no longer are in memory at the same time × MiB a row, "
+    "less one buffer of the size of the weights.",
+):
     answer = saving(1000, 4, 10.0, 0.1)
     assert answer is not None, "saving() returns nothing yet: return MiB."
-    assert abs(answer - 65) < 1e-6, f"1,000 rows of 0.1 MiB in 4 parts at 10 MiB of weights: 750 rows × 0.1 − 10 = 65 MiB, not {answer}."
-    assert abs(saving(32, 4, 50.0, 0.01) + 49.76) < 1e-6, "32 rows of 0.01 MiB at 50 MiB of weights: it must come out negative."
+    assert abs(answer - 65) < 1e-6, (
+        "1,000 rows of 0.1 MiB in 4 parts at 10 MiB of weights: "
+        f"750 rows × 0.1 − 10 = 65 MiB, not {answer}."
+    )
+    assert abs(saving(32, 4, 50.0, 0.01) + 49.76) < 1e-6, (
+        "32 rows of 0.01 MiB at 50 MiB of weights: it must come out negative."
+    )
     row = (unbounded.peak_mib - 2 * weights) / BATCH
     measured = unbounded.peak_mib - right.peak_mib
-    assert abs(saving(BATCH, PARTS, weights, row) - measured) < 0.25 * measured, "it is off by more than a quarter from what this run measured."
+    assert abs(saving(BATCH, PARTS, weights, row) - measured) < 0.25 * measured, (
+        "it is off by more than a quarter from what this run measured."
+    )
