@@ -23,16 +23,13 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()
+tf = lab.load_tensorflow()
 
 TIMES = 100
-BATCH, UNITS = choose(SCALE, quick=2048, full=4096), 256
-BUDGET = choose(SCALE, quick="384 MiB", full="640 MiB")
+BATCH, UNITS = lab.choose(SCALE, quick=2048, full=4096), 256
+BUDGET = lab.choose(SCALE, quick="384 MiB", full="640 MiB")
 
 # %% [markdown]
 # ## Predict
@@ -62,7 +59,8 @@ class Summed(keras.layers.Layer):
 
     def __init__(self, units, way):
         super().__init__()
-        self.w = self.add_weight(shape=(1, units), initializer=keras.initializers.RandomNormal(seed=1))
+        random = keras.initializers.RandomNormal(seed=1)
+        self.w = self.add_weight(shape=(1, units), initializer=random)
         self.way = way
 
     def call(self, x):
@@ -70,13 +68,16 @@ class Summed(keras.layers.Layer):
 
 
 # %%
-my_guess = guess("Peak tensor memory of one eager training step (loss and gradient) through the Python loop?", GUESS_MIB)
+my_guess = lab.guess(
+    "Peak tensor memory of one eager training step (loss and gradient) through the Python loop?",
+    GUESS_MIB,
+)
 
 # %% [markdown]
 # Now the arithmetic. Everything large here has the shape of one product, (batch, units).
 
 # %%
-product = tensor_mib((BATCH, UNITS))
+product = lab.tensor_mib((BATCH, UNITS))
 print(f"one product: {BATCH} × {UNITS} × 4 B = {product:.1f} MiB")
 
 # %% [markdown]
@@ -103,19 +104,20 @@ for name, size in predicted.items():
 #
 # One eager training step through the loop, with a mean square as the loss.
 
+
 # %%
 def training_step(way, training=True):
     layer, x = Summed(UNITS, way), tf.random.stateless_normal((BATCH, 1), seed=(1, 2))
-    with phase("forward"):
+    with lab.phase("forward"):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(layer(x)))
-    with phase("backward"):
+    with lab.phase("backward"):
         gradient = tape.gradient(loss, layer.w)
     return float(tf.reduce_sum(gradient))
 
 
-failure = run(training_step, python_loop, budget=BUDGET, label="Python loop")
-expect_oom(failure);
+failure = lab.run(training_step, python_loop, budget=BUDGET, label="Python loop")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # ## Fix
@@ -123,25 +125,27 @@ expect_oom(failure);
 # The article's fix, in the same step under the same budget:
 
 # %%
-article = run(training_step, article_stack, budget=BUDGET, label="article's stack")
-expect_oom(article);
+article = lab.run(training_step, article_stack, budget=BUDGET, label="article's stack")
+lab.expect_oom(article)
 
 # %% [markdown]
 # The cure dies of the same illness: the stack still fits, its gradient does not. What works is to look at the sum: a
 # hundred equal products are one product times a hundred.
+
 
 # %%
 def one_matmul(x, w):
     return float(TIMES) * tf.matmul(x, w)
 
 
-works = run(training_step, one_matmul, budget=BUDGET, label="one matmul × 100")
-works.need();
+works = lab.run(training_step, one_matmul, budget=BUDGET, label="one matmul × 100")
+lab.expect_finished(works)
 
 # %% [markdown]
 # Not every loop can be replaced by arithmetic. Inside a graph (`tf.function`) there are two more ways: a loop that
 # *stays* a loop, one turn at a time; and the Python loop with the weight read once, before it. The second looks like
 # nothing; the results below show what it does.
+
 
 # %%
 def one_at_a_time(x, w):
@@ -160,7 +164,7 @@ def weight_read_once(x, w):
 # ## Side by side
 
 # %%
-side_by_side = compare(failure, article, works)
+side_by_side = lab.compare(failure, article, works)
 side_by_side
 
 # %% [markdown]
@@ -190,61 +194,54 @@ def survey(ways, calls=5):
                 loss = tf.reduce_mean(tf.square(layer(x)))
             return tape.gradient(loss, layer.w)
 
-        for setting, step in zip(SETTINGS, (layer, training, tf.function(layer), tf.function(training))):
+        steps = (layer, training, tf.function(layer), tf.function(training))
+        for setting, step in zip(SETTINGS, steps):
+            name = f"{setting}: {way}"
             for _ in range(calls if "graph" in setting else 1):
-                with phase(f"{setting}: {way}"):
+                with lab.phase(name):
                     result = step(x)
-                means[setting, way] = float(tf.reduce_mean(tf.abs(result)))
+                means[name] = float(tf.reduce_mean(tf.abs(result)))
                 del result
     return means
 
 
-measured = run(survey, WAYS, label="every way in every setting", quiet=True).need()
+measured = lab.measure(survey, WAYS, label="every way in every setting")
 
 # %%
-def peaks(setting, way):
-    return [p.peak / 2**20 for p in measured.phases if p.name == f"{setting}: {way}"]
-
-
-def draw(ways):
-    figure, panels = plt.subplots(2, 2, figsize=(10, 5), sharex=True, sharey=True, layout="constrained")
-    for axes, setting in zip(panels.flat, SETTINGS):
-        for row, way in enumerate(ways):
-            low, high = min(peaks(setting, way)), max(peaks(setting, way))
-            axes.barh(row, high, color=COLOURS[row], alpha=0.85)
-            if high > 1.1 * low:
-                axes.plot([low, low], [row - 0.4, row + 0.4], color="black", lw=2)
-            text = f" {high:,.0f}" if high <= 1.1 * low else f" {low:,.0f} to {high:,.0f}"
-            axes.annotate(text, (high, row), va="center")
-        axes.set_title(setting, loc="left", fontsize=11)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_yticks(range(len(ways)), ways)
-    axes.invert_yaxis()
-    axes.set_xlim(right=axes.get_xlim()[1] * 1.15)
-    figure.supxlabel("peak tensor memory of one call (MiB); black mark: the lowest of five calls")
-    plt.show()
-
-
-draw(list(WAYS))
+calls = [(*call.name.split(": "), call.peak_mib) for call in measured.phases]
+peaks = pd.DataFrame(calls, columns=["setting", "way", "MiB"]).groupby(["way", "setting"])["MiB"]
+lowest = peaks.min().unstack().loc[list(WAYS), list(SETTINGS)]
+highest = peaks.max().unstack().loc[list(WAYS), list(SETTINGS)]
+panels = highest.plot.barh(
+    subplots=True, layout=(2, 2), sharey=True, figsize=(10, 5), legend=False, title=list(SETTINGS)
+)
+for axes, setting in zip(panels.flat, SETTINGS):
+    low, high = lowest[setting], highest[setting]
+    axes.plot(low.where(high > 1.1 * low), range(len(WAYS)), "k|", ms=16, mew=2)
+    texts = [f" {b:,.0f}" if b <= 1.1 * a else f" {a:,.0f} to {b:,.0f}" for a, b in zip(low, high)]
+    axes.bar_label(axes.containers[0], texts)
+    axes.set_ylabel("")
+    axes.margins(x=0.25)
+axes.invert_yaxis()
+axes.figure.supxlabel("peak tensor memory of one call (MiB); black mark: the lowest of five calls")
+plt.show()
 
 # %%
-table = pd.DataFrame({s: {way: f"{max(peaks(s, way)):,.0f}" for way in WAYS} for s in SETTINGS})
-print("Highest peak of a call, MiB\n" + table.to_string())
+print("Highest peak of a call, MiB\n" + highest.to_string(float_format="{:,.0f}".format))
 
 # %%
-top = {(setting, way): max(peaks(setting, way)) for setting in SETTINGS for way in WAYS}
-predicted_vs_measured(
-    forward_loop=(predicted["forward loop"], top["eager, forward", "Python loop"]),
-    forward_stack=(predicted["forward stack"], top["eager, forward", "article's stack"]),
-    training_loop=(predicted["training loop"], top["eager, training", "Python loop"]),
-    training_stack=(predicted["training stack"], top["eager, training", "article's stack"]),
+forward, training = highest["eager, forward"], highest["eager, training"]
+lab.predicted_vs_measured(
+    forward_loop=(predicted["forward loop"], forward["Python loop"]),
+    forward_stack=(predicted["forward stack"], forward["article's stack"]),
+    training_loop=(predicted["training loop"], training["Python loop"]),
+    training_stack=(predicted["training stack"], training["article's stack"]),
 )
 
 # %%
-print(my_guess.against(top["eager, training", "Python loop"]))
+print(my_guess.against(training["Python loop"]))
 for setting in SETTINGS:
-    values = [measured.value[setting, way] for way in WAYS]
+    values = [measured.value[f"{setting}: {way}"] for way in WAYS]
     print(f"{setting}: all ways give {values[0]:.4g}")
     assert max(values) - min(values) < 1e-3 * max(values), f"{setting}: the ways differ: {values}"
 
@@ -270,6 +267,7 @@ for setting in SETTINGS:
 # turn; TensorFlow's allocator does not count them, the process does. The tensors here are tiny, so that only the graph
 # shows.
 
+
 # %%
 def trace_only(turns):
     x, w = tf.ones((2, 1)), tf.Variable(tf.ones((1, 2)))
@@ -284,23 +282,28 @@ def trace_only(turns):
         return forward
 
     def looped(n):
-        return lambda x: tf.while_loop(lambda i, t: i < n, lambda i, t: (i + 1, t + tf.matmul(x, w)), (0, tf.zeros((2, 2))))[1]
+        def forward(x):
+            turn = lambda i, total: (i + 1, total + tf.matmul(x, w))
+            return tf.while_loop(lambda i, total: i < n, turn, (0, tf.zeros((2, 2))))[1]
+
+        return forward
 
     tf.function(unrolled(5))(x)  # what only the first trace costs
     tf.function(looped(5))(x)
     kept, rows = [], []
     for kind, make in (("tf.while_loop", looped), ("Python loop", unrolled)):
         for n in turns:
-            before, function = reading().process_mib, tf.function(make(n))
+            before, function = lab.reading().process_mib, tf.function(make(n))
             function(x)
             kept.append(function)
             operations = len(function.get_concrete_function(x).graph.get_operations())
-            rows.append({"loop": kind, "turns": n, "operations": operations, "process MiB": reading().process_mib - before})
+            rows.append((kind, n, operations, lab.reading().process_mib - before))
     return rows
 
 
-traced = run(trace_only, (100, 200, 400), label="tracing", quiet=True).need()
-trace_costs = pd.DataFrame(traced.value).round(1)
+traced = lab.measure(trace_only, (100, 200, 400), label="tracing")
+columns = ["loop", "turns", "operations", "process MiB"]
+trace_costs = pd.DataFrame(traced.value, columns=columns).round(1)
 print(trace_costs.to_string(index=False))
 unrolled_costs = trace_costs[trace_costs["loop"] == "Python loop"]
 per_turn = unrolled_costs["process MiB"].sum() / unrolled_costs["turns"].sum()
@@ -311,15 +314,22 @@ print(f"\nOne turn of an unrolled loop costs about {1024 * per_turn:.0f} KiB of 
 # one product. With small tensors the graph itself is the larger part. Find the size where the two cross; does it
 # depend on the number of turns?
 
+
 # %%
 def crossing(batch=32, units=64, turns=100):
-    one = tensor_mib((batch, units))
+    one = lab.tensor_mib((batch, units))
     eager, graph, most = 2 * turns * one, turns * per_turn + 2 * one, turns * (per_turn + one)
-    print(f"one product {1024 * one:,.0f} KiB. Training (predicted): eager {eager:,.1f} MiB, graph {graph:,.1f} to {most:,.1f} MiB with its operations")
-    print("eager needs more" if eager > most else "the graph needs more" if eager < graph else "it depends on how the threads run")
+    print(
+        f"one product {1024 * one:,.0f} KiB. Training (predicted): eager {eager:,.1f} MiB, "
+        f"graph {graph:,.1f} to {most:,.1f} MiB with its operations"
+    )
+    if graph <= eager <= most:
+        print("it depends on how the threads run")
+    else:
+        print("eager needs more" if eager > most else "the graph needs more")
 
 
-explore(crossing, batch=(8, 2048, 8), units=(16, 1024, 16), turns=(10, 1000, 10))
+lab.explore(crossing, batch=(8, 2048, 8), units=(16, 1024, 16), turns=(10, 1000, 10))
 
 # %% [markdown]
 # Lab 08 goes on from here: what happens when the same function is traced again and again.
@@ -327,44 +337,24 @@ explore(crossing, batch=(8, 2048, 8), units=(16, 1024, 16), turns=(10, 1000, 10)
 # ## Verdict
 
 # %%
-loops = {f"{s.replace(', ', '_')}_loop": top[s, "Python loop"] for s in SETTINGS}
-stacks = {f"{s.replace(', ', '_')}_stack": top[s, "article's stack"] for s in SETTINGS}
-matmuls = {f"{s.replace(', ', '_')}_once": top[s, "one matmul × 100"] for s in SETTINGS}
-verdict(
+figures = highest.rename(columns=lambda setting: setting.replace(", ", "_"))
+lab.verdict(
     "C08",
     "fails",
-    figures={**loops, **stacks, **matmuls},
-    tests={
-        f"{s}: the loop wastes memory, and the stack needs clearly less": f"{n}_loop > 2 * {n}_once and {n}_stack < 0.8 * {n}_loop"
-        for s, n in ((s, s.replace(", ", "_")) for s in SETTINGS)
-    },
-    because="The tape keeps the loop's intermediates, not the loop; a stack makes as many again. One matmul times 100 has none.",
-    flips="In none of the four settings: a stack holds a hundred tensors at once, the loop at most as many (under a tape each holds two hundred).",
+    **figures.loc["Python loop"].add_suffix("_loop"),
+    **figures.loc["article's stack"].add_suffix("_stack"),
+    **figures.loc["one matmul × 100"].add_suffix("_once"),
 )
 
 # %%
-verdict(
-    "C33",
-    "partly",
-    figures={
-        "eager_forward": top["eager, forward", "Python loop"],
-        "graph_forward": top["graph, forward", "Python loop"],
-        "eager_training": top["eager, training", "Python loop"],
-        "graph_training": top["graph, training", "Python loop"],
-    },
-    tests={
-        "training: the eager loop needs much more than the same loop in a graph": "eager_training > 1.5 * graph_training",
-        "forward pass: the eager loop needs much more than the same loop in a graph": "eager_forward > 2 * graph_forward",
-    },
-    because="An eager tape keeps inputs that a graph knows it won't need; without a tape, eager code frees each turn, while a graph may run ahead.",
-    flips="With small tensors the operations of the traced graph outweigh what eager execution keeps, in training too.",
-)
+lab.verdict("C33", "partly", **figures.loc["Python loop"])
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** A real loop has different terms: column i of `x` times row i of `w`. Write this sum so that a training step
 # needs a few products' worth of memory, in eager mode.
+
 
 # %%
 def different_terms(x, w):
@@ -377,7 +367,7 @@ def different_terms(x, w):
 def check_terms(way):
     x = tf.random.stateless_normal((BATCH, TIMES), seed=(1, 2))
     w = tf.Variable(tf.random.stateless_normal((TIMES, UNITS), seed=(3, 4)))
-    with phase("training"):
+    with lab.phase("training"):
         with tf.GradientTape() as tape:
             total = way(x, w)
             if total is None:
@@ -388,17 +378,28 @@ def check_terms(way):
     return float(tf.reduce_max(tf.abs(wanted - total)))
 
 
-terms_run = run(check_terms, different_terms, label="different terms", quiet=True)
-with exercise(1, "Write out one entry of the sum: the sum over i of x[b, i] · w[i, u]. Which single operation is that?"):
+terms_run = lab.run(check_terms, different_terms, label="different terms", quiet=True)
+with lab.exercise(
+    1,
+    "Write out one entry of the sum: the sum over i of x[b, i] · w[i, u]. "
+    "Which single operation is that?",
+):
     assert terms_run.ok, str(terms_run.error)
-    assert terms_run.value is not None, "different_terms() returns nothing yet: return the sum, of shape (batch, units)."
-    assert terms_run.value < 1e-2, f"the result is off by {terms_run.value:.3g}: is it the sum over i of column i times row i?"
-    used = terms_run.phases[0].peak / 2**20 / product
-    assert used < 20, f"the training step holds {used:.0f} products: the tape still keeps every term."
+    assert terms_run.value is not None, (
+        "different_terms() returns nothing yet: return the sum, of shape (batch, units)."
+    )
+    assert terms_run.value < 1e-2, (
+        f"the result is off by {terms_run.value:.3g}: is it the sum over i of column i times row i?"
+    )
+    used = terms_run.phase("training").peak_mib / product
+    assert used < 20, (
+        f"the training step holds {used:.0f} products: the tape still keeps every term."
+    )
 
 # %% [markdown]
 # **2.** Now the terms cannot be merged: a `tanh` stands around each. Stay in eager mode and halve what the tape keeps:
 # it needs the terms, but not the totals in between. (Is there one operation that adds up a whole list?)
+
 
 # %%
 def tanh_loop(x, w):
@@ -419,7 +420,7 @@ def check_tanh(ways):
     w = tf.Variable(tf.random.stateless_normal((TIMES, UNITS), seed=(3, 4)))
     means = []
     for way in ways:
-        with phase(way.__name__):
+        with lab.phase(way.__name__):
             with tf.GradientTape() as tape:
                 total = way(x, w)
                 loss = None if total is None else tf.reduce_mean(tf.square(total))
@@ -430,23 +431,37 @@ def check_tanh(ways):
     return means
 
 
-tanh_run = run(check_tanh, [tanh_loop, tanh_without_totals], label="tanh of each term", quiet=True)
-with exercise(2, "Collect the terms in a list and give it to tf.add_n: one operation, so the tape sees no totals."):
+tanh_run = lab.run(
+    check_tanh, [tanh_loop, tanh_without_totals], label="tanh of each term", quiet=True
+)
+with lab.exercise(
+    2,
+    "Collect the terms in a list and give it to tf.add_n: one operation, "
+    "so the tape sees no totals.",
+):
     assert tanh_run.ok, str(tanh_run.error)
     wanted, got = tanh_run.value
-    assert got is not None, "tanh_without_totals() returns nothing yet: return the sum of the hundred tanh terms."
-    assert abs(got - wanted) < 1e-3 * abs(wanted), "the gradient differs from the loop's: are all hundred terms in?"
-    before, after = (p.peak for p in tanh_run.phases)
-    assert after < 0.75 * before, f"the step still needs {after / before:.0%} of the loop's peak: the totals are still on the tape."
+    assert got is not None, (
+        "tanh_without_totals() returns nothing yet: return the sum of the hundred tanh terms."
+    )
+    assert abs(got - wanted) < 1e-3 * abs(wanted), (
+        "the gradient differs from the loop's: are all hundred terms in?"
+    )
+    before, after = (part.peak_mib for part in tanh_run.phases)
+    assert after < 0.75 * before, (
+        f"the step still needs {after / before:.0%} of the loop's peak: "
+        "the totals are still on the tape."
+    )
 
 # %% [markdown]
 # **3.** Predict before you run: the peak of an eager training step through a Python loop of `turns` turns, for any size.
+
 
 # %%
 def predict_training_loop(batch, units, turns):
     """MiB, from the shapes alone."""
     # BEGIN SOLUTION
-    return 2 * turns * tensor_mib((batch, units))
+    return 2 * turns * lab.tensor_mib((batch, units))
     # END SOLUTION
 
 
@@ -460,10 +475,19 @@ def measure_training_loop(batch, units, turns):
     tape.gradient(loss, w)
 
 
-other_run = run(measure_training_loop, 1024, 512, 60, label="60 turns, another size", quiet=True)
-with exercise(3, "tensor_mib((batch, units)) is one product; the tape keeps both inputs of each addition."):
+other_run = lab.run(
+    measure_training_loop, 1024, 512, 60, label="60 turns, another size", quiet=True
+)
+with lab.exercise(
+    3, "tensor_mib((batch, units)) is one product; the tape keeps both inputs of each addition."
+):
     assert other_run.ok, str(other_run.error)
     answer = predict_training_loop(1024, 512, 60)
-    assert isinstance(answer, (int, float)), "predict_training_loop() returns nothing yet: return a number of MiB."
+    assert isinstance(answer, (int, float)), (
+        "predict_training_loop() returns nothing yet: return a number of MiB."
+    )
     error = answer / other_run.peak_mib - 1
-    assert abs(error) < 0.1, f"predicted {answer:.0f} MiB, measured {other_run.peak_mib:.0f}: {error:+.0%}, more than 10 % off."
+    assert abs(error) < 0.1, (
+        f"predicted {answer:.0f} MiB, measured {other_run.peak_mib:.0f}: "
+        f"{error:+.0%}, more than 10 % off."
+    )
