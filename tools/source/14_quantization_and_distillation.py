@@ -23,18 +23,16 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, run, tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()
+tf = lab.load_tensorflow()
 import keras
 
-TEACHER = choose(SCALE, quick=(4096, 512), full=(8192, 512))  # hidden units of the teacher
+TEACHER = lab.choose(SCALE, quick=(4096, 512), full=(8192, 512))  # hidden units of the teacher
 STUDENT = (32,)
-BUDGET = choose(SCALE, quick="24 MiB", full="46 MiB")
+BUDGET = lab.choose(SCALE, quick="24 MiB", full="46 MiB")
 STEPS, FEW = 300, 100  # training steps of a student; labels in the setting with few of them
 
 digits = np.load("../data/digits.npz")
@@ -52,19 +50,23 @@ print(f"{N} handwritten digits of 8 × 8 pixels to train on, {len(data[2])} to t
 # and answers for the same batch.
 
 # %%
-my_guess = guess("Peak tensor memory of training the student with the teacher beside it?", GUESS_MIB)
+my_guess = lab.guess(
+    "Peak tensor memory of training the student with the teacher beside it?", GUESS_MIB
+)
 
 # %% [markdown]
 # Now the arithmetic, from the shapes of the two networks.
 
+
 # %%
 def weights_mib(units):
     sizes = [64, *units, 10]
-    return sum(tensor_mib((n, m)) + tensor_mib((m,)) for n, m in zip(sizes, sizes[1:]))
+    return sum(lab.tensor_mib((n, m)) + lab.tensor_mib((m,)) for n, m in zip(sizes, sizes[1:]))
 
 
 teacher_weights, student_weights = weights_mib(TEACHER), weights_mib(STUDENT)
-print(f"teacher: {teacher_weights:.2f} MiB of float32 weights, {teacher_weights / 2:.2f} in float16, {teacher_weights / 4:.2f} in int8")
+print(f"teacher: {teacher_weights:.2f} MiB of float32 weights")
+print(f"         {teacher_weights / 2:.2f} in float16, {teacher_weights / 4:.2f} in int8")
 print(f"student: {student_weights:.3f} MiB, {teacher_weights / student_weights:.0f} times smaller")
 
 # %% [markdown]
@@ -72,9 +74,10 @@ print(f"student: {student_weights:.3f} MiB, {teacher_weights / student_weights:.
 # widest layer's output: before and after the bias is added.
 
 # %%
-widest = tensor_mib((N, max(TEACHER)))
+widest = lab.tensor_mib((N, max(TEACHER)))
 predicted_beside = teacher_weights + 2 * widest
-print(f"teacher's weights {teacher_weights:.1f} MiB + 2 × {N} × {max(TEACHER)} × 4 B = {predicted_beside:.1f} MiB")
+outputs = f"2 × {N} × {max(TEACHER)} × 4 B"
+print(f"teacher's weights {teacher_weights:.1f} MiB + {outputs} = {predicted_beside:.1f} MiB")
 
 # %% [markdown]
 # ## Failure
@@ -82,14 +85,16 @@ print(f"teacher's weights {teacher_weights:.1f} MiB + 2 × {N} × {max(TEACHER)}
 # First the teacher is trained, with memory to spare. Its outputs for the training images come back with it; they are
 # used further down.
 
+
 # %%
 def network(units, start="glorot_uniform"):
     hidden = [keras.layers.Dense(n, activation="relu", kernel_initializer=start) for n in units]
-    return keras.Sequential([keras.layers.Input((64,)), *hidden, keras.layers.Dense(10, kernel_initializer=start)])
+    last = keras.layers.Dense(10, kernel_initializer=start)
+    return keras.Sequential([keras.layers.Input((64,)), *hidden, last])
 
 
 def loaded(units, weights):
-    model = network(units, start="zeros")  # a random start that is thrown away would need memory, too
+    model = network(units, "zeros")  # a random start that is thrown away would need memory, too
     model.set_weights(weights)
     return model
 
@@ -101,20 +106,25 @@ def train_teacher(data):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
     model.fit(x, y, batch_size=64, epochs=5, verbose=0)
-    return {"accuracy": model.evaluate(x_test, y_test, verbose=0)[1], "weights": model.get_weights(), "outputs": model.predict(x, verbose=0)}
+    return {
+        "accuracy": model.evaluate(x_test, y_test, verbose=0)[1],
+        "weights": model.get_weights(),
+        "outputs": model.predict(x, verbose=0),
+    }
 
 
-teacher = run(train_teacher, data, label="teacher")
-teacher.need()
+teacher = lab.run(train_teacher, data, label="teacher")
+lab.expect_finished(teacher)
 print(f"accuracy of the teacher: {teacher.value['accuracy']:.1%}")
 
 # %% [markdown]
 # **Distillation.** The student's loss is mostly the distance to the teacher's softened outputs, and for a tenth the
 # ordinary loss on the labels.
 
+
 # %%
 def train_student(data, labelled, answers=None, steps=STEPS, seeds=3):
-    """Train students on the first `labelled` labels and, for all images, on answers(images) of a teacher if given."""
+    """Train students on the first `labelled` labels and, if given, a teacher's answers(images)."""
     x, y, x_test, y_test = map(tf.constant, data)
     accuracies, losses = [], []
     for seed in range(seeds):
@@ -126,69 +136,70 @@ def train_student(data, labelled, answers=None, steps=STEPS, seeds=3):
         def step(soft=None):
             with tf.GradientTape() as tape:
                 outputs = student(x)
-                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y[:labelled], outputs[:labelled]))
+                entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+                loss = tf.reduce_mean(entropy(y[:labelled], outputs[:labelled]))
                 if soft is not None:
-                    distance = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(soft, outputs / 4.0))
-                    loss = 0.1 * loss + 0.9 * 4.0**2 * distance
+                    distance = tf.nn.softmax_cross_entropy_with_logits(soft, outputs / 4.0)
+                    loss = 0.1 * loss + 0.9 * 4.0**2 * tf.reduce_mean(distance)
             gradients = tape.gradient(loss, student.trainable_variables)
             optimizer.apply_gradients(zip(gradients, student.trainable_variables))
             return loss
 
-        # The teacher answers outside the tf.function: on a CPU, TensorFlow 2.21 crashes in place of raising an error
-        # when a layer runs out of memory that the graph has fused with its activation.
-        trajectory = [float(step() if answers is None else step(tf.nn.softmax(answers(x) / 4.0))) for _ in range(steps)]
+        # The teacher answers outside the tf.function: on a CPU, TensorFlow 2.21 crashes in place
+        # of raising an error when a layer runs out of memory that the graph has fused with its
+        # activation.
+        soft = (lambda: ()) if answers is None else (lambda: (tf.nn.softmax(answers(x) / 4.0),))
+        trajectory = [float(step(*soft())) for _ in range(steps)]
         losses = losses or trajectory  # of the first seed
         accuracies.append(float(np.mean(np.argmax(student(x_test), axis=1) == y_test)))
     return {"accuracy": float(np.mean(accuracies)), "losses": losses}
 
 
 def beside(data, weights):
-    with phase("load the teacher"):
+    with lab.phase("load the teacher"):
         large = loaded(TEACHER, weights)
-    with phase("distil"):
+    with lab.phase("distil"):
         return train_student(data, N, answers=large, steps=5, seeds=1)
 
 
-failure = run(beside, data, teacher.value["weights"], budget=BUDGET, label="teacher beside, under the budget")
-expect_oom(failure);
+kept = teacher.value["weights"]
+failure = lab.run(beside, data, kept, budget=BUDGET, label="teacher beside, under the budget")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # The tensor that did not fit belongs to the teacher. What it would have needed, in five steps without the budget:
 
 # %%
-unbounded = run(beside, data, teacher.value["weights"], label="teacher beside")
-unbounded.need();
+unbounded = lab.run(beside, data, kept, label="teacher beside")
+lab.expect_finished(unbounded)
 
 # %% [markdown]
 # **Quantization.** Keras has a call for it: `model.quantize("int8")`. Weights at rest, and one call of the model on 32
 # images, before and after:
 
+
 # %%
 def quantized_in_keras(data, weights):
     import gc
 
-    _, _, x_test, y_test = data
-    batch = x_test[:32]
-    with phase("float32 loaded"):
+    batch = data[2][:32]
+    with lab.phase("float32 loaded"):
         model = loaded(TEACHER, weights)
-    with phase("float32 call"):
+    with lab.phase("float32 call"):
         model(batch)
-    with phase("quantize"):
+    with lab.phase("quantize"):
         model.quantize("int8")
         gc.collect()
-    with phase("int8 call"):
+    with lab.phase("int8 call"):
         model(batch)
-    return float(np.mean(np.argmax(model.predict(x_test, batch_size=32, verbose=0), axis=1) == y_test))
 
 
-in_keras = run(quantized_in_keras, data, teacher.value["weights"], label="model.quantize in Keras")
-in_keras.need()
-rest_float, call_float, rest_int8, call_int8 = (
-    (p.held if "call" not in p.name else p.peak) / 2**20 for p in in_keras.phases
-)
-print(f"{'MiB':10}{'at rest':>10}{'peak of a call':>16}")
-print(f"{'float32':10}{rest_float:>10.1f}{call_float:>16.1f}")
-print(f"{'int8':10}{rest_int8:>10.1f}{call_int8:>16.1f}")
+in_keras = lab.run(quantized_in_keras, data, kept, label="model.quantize in Keras")
+lab.expect_finished(in_keras)
+rest = {"float32": "float32 loaded", "int8": "quantize"}
+rest = {kind: in_keras.phase(name).held_mib for kind, name in rest.items()}
+call = {kind: in_keras.phase(f"{kind} call").peak_mib for kind in rest}
+pd.DataFrame({"at rest": rest, "peak of a call": call}).rename_axis("MiB").round(1)
 
 # %% [markdown]
 # At rest it is a quarter. But on a CPU each call brings the kernel back to 32 bits before it multiplies: at the peak of a
@@ -200,28 +211,34 @@ print(f"{'int8':10}{rest_int8:>10.1f}{call_int8:>16.1f}")
 # teacher fits, keep them, and train the student without it. For a fair judgement, the same student also trains alone;
 # both with all labels and with labels for the first 100 images only.
 
+
 # %%
 def cached(data, outputs):
     outputs = tf.constant(outputs)
-    return {"all labels": train_student(data, N, lambda x: outputs), f"{FEW} labels": train_student(data, FEW, lambda x: outputs)}
+    return {
+        "all labels": train_student(data, N, lambda x: outputs),
+        f"{FEW} labels": train_student(data, FEW, lambda x: outputs),
+    }
 
 
 def alone(data):
     return {"all labels": train_student(data, N), f"{FEW} labels": train_student(data, FEW)}
 
 
-fix = run(cached, data, teacher.value["outputs"], budget=BUDGET, label="teacher's outputs cached")
-fix.need()
-control = run(alone, data, budget=BUDGET, label="student alone", quiet=True)
-control.need();
+outputs = teacher.value["outputs"]
+fix = lab.run(cached, data, outputs, budget=BUDGET, label="teacher's outputs cached")
+lab.expect_finished(fix)
+control = lab.measure(alone, data, budget=BUDGET, label="student alone")
 
 # %% [markdown]
 # **Quantization: a runtime that computes in int8.** The converter of TensorFlow Lite makes four files of the same
 # teacher. Full int8 needs some typical inputs to choose the scales of the activations (post-training quantization).
 
+
 # %%
 def convert(data, weights):
-    import contextlib, io
+    import contextlib
+    import io
 
     model, files = loaded(TEACHER, weights), {}
 
@@ -232,7 +249,8 @@ def convert(data, weights):
     for kind in ("float32", "float16", "int8 weights", "int8"):
         converter = tf.lite.TFLiteConverter.from_keras_model(model)
         if kind != "float32":
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]  # alone: int8 weights, "dynamic range"
+            # Alone, this gives int8 weights ("dynamic range").
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if kind == "float16":
             converter.target_spec.supported_types = [tf.float16]
         if kind == "int8":
@@ -243,83 +261,86 @@ def convert(data, weights):
     return files
 
 
-files = run(convert, data, teacher.value["weights"], label="converter", quiet=True).need().value
+files = lab.measure(convert, data, kept, label="converter").value
 
 
 def serve(content, images, labels):
     import os
+    from pathlib import Path
 
-    path = f"{os.environ['TMPDIR']}/model.tflite"
-    with open(path, "wb") as file:
-        file.write(content)
-    interpreter = tf.lite.Interpreter(model_path=path, num_threads=1)
+    path = Path(os.environ["TMPDIR"], "model.tflite")
+    path.write_bytes(content)
+    interpreter = tf.lite.Interpreter(model_path=str(path), num_threads=1)
     interpreter.allocate_tensors()
-    entry, exit = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    (entry,), (answer,) = interpreter.get_input_details(), interpreter.get_output_details()
     classes = []
     for image in images:
-        interpreter.set_tensor(entry, image[None])
+        interpreter.set_tensor(entry["index"], image[None])
         interpreter.invoke()
-        classes.append(int(interpreter.get_tensor(exit).argmax()))
-    tf.running_interpreter = interpreter  # kept alive, so that the end of the run is measured with it
+        classes.append(int(interpreter.get_tensor(answer["index"]).argmax()))
+    tf.running_interpreter = interpreter  # alive, so that the end of the run is measured with it
     return float(np.mean(np.array(classes) == labels))
 
 
-serving = {kind: run(serve, content, data[2], data[3], label=kind, quiet=True).need() for kind, content in files.items()}
+serving = {
+    kind: lab.measure(serve, content, data[2], data[3], label=kind)
+    for kind, content in files.items()
+}
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(unbounded, failure, fix, control)
+lab.compare(unbounded, failure, fix, control)
 
 # %%
-predicted_vs_measured(teacher_beside=(predicted_beside, unbounded.peak_mib))
+lab.predicted_vs_measured(teacher_beside=(predicted_beside, unbounded.peak_mib))
 
 # %%
 print(my_guess.against(unbounded.peak_mib))
-same = max(abs(a - b) for a, b in zip(unbounded.value["losses"], fix.value["all labels"]["losses"]))
-print(f"Losses of the first steps, teacher beside and outputs cached, differ by {same / unbounded.value['losses'][0]:.1%} at most.")
-assert same < 0.05 * unbounded.value["losses"][0]
+losses = unbounded.value["losses"]
+same = max(abs(a - b) for a, b in zip(losses, fix.value["all labels"]["losses"])) / losses[0]
+print(
+    f"Losses of the first steps, teacher beside and outputs cached, differ by {same:.1%} at most."
+)
+assert same < 0.05
 
 # %% [markdown]
 # What distillation gave, as accuracy on the test images (the mean of three students each):
 
 # %%
-accuracy = {
-    setting: (control.value[setting]["accuracy"], fix.value[setting]["accuracy"]) for setting in ("all labels", f"{FEW} labels")
-}
-figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
-for index, name in enumerate(("student alone", "distilled student")):
-    axes.plot([100 * pair[index] for pair in accuracy.values()], range(2), "os"[index], ms=11, color=COLOURS[1 + index], label=name)
-axes.axvline(100 * teacher.value["accuracy"], color=COLOURS[0], lw=2, ls="--", label="teacher")
+students = {"student alone": control.value, "distilled student": fix.value}
+accuracy = pd.DataFrame({name: pd.DataFrame(got).loc["accuracy"] for name, got in students.items()})
+figure, axes = plt.subplots(figsize=(8, 2.2))
+for name, marker in zip(accuracy, "os"):
+    axes.plot(100 * accuracy[name], accuracy.index, marker, ms=11, label=name)
+teacher_accuracy = teacher.value["accuracy"]
+axes.axvline(100 * teacher_accuracy, color=lab.COLOURS[2], ls="--", label="teacher")
 axes.set(xlabel="accuracy (%)", ylim=(1.5, -0.5))
-axes.set_yticks(range(2), list(accuracy))
-axes.grid(axis="y", alpha=0.4)
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
-print(f"teacher, {teacher_weights:.2f} MiB: {teacher.value['accuracy']:.1%}")
-for setting, (by_itself, distilled) in accuracy.items():
-    print(f"student, {student_weights:.3f} MiB, {setting}: alone {by_itself:.1%}, distilled {distilled:.1%}")
+print(f"teacher, {teacher_weights:.2f} MiB: {teacher_accuracy:.1%}")
+for setting, (by_itself, distilled) in accuracy.iterrows():
+    print(f"student, {student_weights:.3f} MiB, {setting}:", end=" ")
+    print(f"alone {by_itself:.1%}, distilled {distilled:.1%}")
 
 # %% [markdown]
 # And the four files of the teacher: on disk, and what they add to the process that runs them. (The interpreter's own
 # code is in there, too: a few MiB, the same for each.)
 
 # %%
-figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-rows = {kind: [len(files[kind]) / 2**20, result.process_end_mib, result.process_peak_mib] for kind, result in serving.items()}
-for index, name in enumerate(("file", "interpreter, running", "interpreter, peak")):
-    places = np.arange(len(rows)) + (index - 1) * 0.27
-    axes.bar(places, [row[index] or 0 for row in rows.values()], 0.25, label=name, color=COLOURS[index], hatch=["", "//", ".."][index], edgecolor="white")
-axes.set(ylabel="MiB")
-axes.set_xticks(range(len(rows)), list(rows))
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(frameon=False)
+sizes = pd.DataFrame(
+    {
+        "file": {kind: len(content) / 2**20 for kind, content in files.items()},
+        "running": {kind: result.process_end_mib for kind, result in serving.items()},
+        "peak": {kind: result.process_peak_mib for kind, result in serving.items()},
+    }
+).astype(float)
+axes = sizes.plot.bar(rot=0, width=0.8, ylabel="MiB")
+axes.legend(["file", "interpreter, running", "interpreter, peak"])
 plt.show()
-print(f"{'MiB':14}{'file':>8}{'running':>10}{'peak':>8}{'accuracy':>11}")
-for kind, row in rows.items():
-    print(f"{kind:14}" + "".join(f"{'–' if size is None else f'{size:.1f}':>{width}}" for size, width in zip(row, (8, 10, 8))) + f"{serving[kind].value:>11.1%}")
+graded = {kind: f"{result.value:.1%}" for kind, result in serving.items()}
+print(sizes.round(1).assign(accuracy=graded).to_string(na_rep="–"))
 
 # %% [markdown]
 # ## Explain
@@ -341,74 +362,62 @@ for kind, row in rows.items():
 # **When it flips.** Cached outputs grow with images and with classes; the teacher does not. Move the sliders: when is
 # it cheaper to keep the teacher?
 
+
 # %%
 def cache_or_teacher(images=N, classes=10, batch=64):
-    keep = tensor_mib((images, classes))
-    ask = teacher_weights + 2 * tensor_mib((batch, max(TEACHER)))
-    print(f"cached outputs {keep:10.2f} MiB   teacher beside, batch {batch}: {ask:6.1f} MiB   {'cache' if keep < ask else 'keep the teacher'} (predicted)")
+    keep = lab.tensor_mib((images, classes))
+    ask = teacher_weights + 2 * lab.tensor_mib((batch, max(TEACHER)))
+    print(
+        f"cached outputs {keep:10.2f} MiB   teacher beside, batch {batch}: {ask:6.1f} MiB",
+        end="   ",
+    )
+    print(f"{'cache' if keep < ask else 'keep the teacher'} (predicted)")
 
 
-explore(cache_or_teacher, images=(1000, 100_000, 1000), classes=(10, 50_000, 10), batch=(16, 2048, 16))
+ranges = {"images": (1000, 100_000, 1000), "classes": (10, 50_000, 10), "batch": (16, 2048, 16)}
+lab.explore(cache_or_teacher, **ranges)
 
 # %% [markdown]
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C18",
     "holds",
-    figures={
-        "file_float32": rows["float32"][0],
-        "file_float16": rows["float16"][0],
-        "file_int8": rows["int8"][0],
-        "running_float32": rows["float32"][1],
-        "running_int8": rows["int8"][1],
-        "peak_float32": rows["float32"][2],
-        "peak_float16": rows["float16"][2],
-        "accuracy_float32": serving["float32"].value,
-        "accuracy_int8": serving["int8"].value,
-        "keras_call_float32": call_float,
-        "keras_call_int8": call_int8,
-    },
-    tests={
-        "the int8 file is less than a third of the float32 file": "file_int8 < 0.33 * file_float32",
-        "the interpreter that runs it needs less than half": "running_int8 < 0.5 * running_float32",
-        "it loses less than two points of accuracy": "accuracy_int8 > accuracy_float32 - 0.02",
-    },
-    because="int8 weights are a quarter of float32, in the file and in an interpreter that computes in int8.",
-    flips="float16 halves the file, not the memory; Keras' own int8 saves at rest, and a call expands the layer to 32 bits.",
-    unit="MiB; accuracy as a share",
+    file_float32=sizes["file"]["float32"],
+    file_float16=sizes["file"]["float16"],
+    file_int8=sizes["file"]["int8"],
+    running_float32=sizes["running"]["float32"],
+    running_int8=sizes["running"]["int8"],
+    peak_float32=sizes["peak"]["float32"],
+    peak_float16=sizes["peak"]["float16"],
+    accuracy_float32=serving["float32"].value,
+    accuracy_int8=serving["int8"].value,
+    keras_call_float32=call["float32"],
+    keras_call_int8=call["int8"],
 )
-assert call_int8 > 0.8 * call_float, "a call of the int8 model in Keras needs clearly less now: the text above is out of date"
-if rows["float16"][2] is not None:
-    assert rows["float16"][2] > 0.9 * rows["float32"][2], "float16 needs clearly less than float32 now: the text above is out of date"
+outdated = "needs clearly less now: the text above is out of date"
+assert call["int8"] > 0.8 * call["float32"], f"a call of the int8 model in Keras {outdated}"
+saves = sizes["peak"]["float16"] < 0.9 * sizes["peak"]["float32"]  # not if unavailable
+assert not saves, f"float16 {outdated}"
 
 # %%
-verdict(
+by_itself, distilled = accuracy["student alone"], accuracy["distilled student"]
+lab.verdict(
     "C19",
     "partly",
-    figures={
-        "teacher": teacher_weights,
-        "student": student_weights,
-        "training_beside": unbounded.peak_mib,
-        "training_cached": fix.peak_mib,
-        "training_alone": control.peak_mib,
-        "accuracy_teacher": teacher.value["accuracy"],
-        "accuracy_distilled": accuracy["all labels"][1],
-        "accuracy_alone": accuracy["all labels"][0],
-        "accuracy_distilled_few_labels": accuracy[f"{FEW} labels"][1],
-        "accuracy_alone_few_labels": accuracy[f"{FEW} labels"][0],
-    },
-    tests={
-        "the student has less than a tenth of the weights and stays within three points of the teacher": "student < 0.1 * teacher and accuracy_distilled > accuracy_teacher - 0.03",
-        "it owes that to the teacher: trained alone it is at least half a point worse": "accuracy_alone < accuracy_distilled - 0.005",
-        "distilling with the teacher beside takes less than twice the memory of training alone": "training_beside < 2 * training_alone",
-    },
-    because="The small model comes from choosing a small one; with all labels it learns as well alone, and the teacher beside it costs the teacher's memory.",
-    flips="With few labels the distilled student is clearly better; with cached outputs it trains in a student's memory.",
-    unit="MiB; accuracy as a share",
+    teacher=teacher_weights,
+    student=student_weights,
+    training_beside=unbounded.peak_mib,
+    training_cached=fix.peak_mib,
+    training_alone=control.peak_mib,
+    accuracy_teacher=teacher_accuracy,
+    accuracy_distilled=distilled["all labels"],
+    accuracy_alone=by_itself["all labels"],
+    accuracy_distilled_few_labels=distilled[f"{FEW} labels"],
+    accuracy_alone_few_labels=by_itself[f"{FEW} labels"],
 )
-assert accuracy[f"{FEW} labels"][1] > accuracy[f"{FEW} labels"][0] + 0.02
+assert distilled[f"{FEW} labels"] > by_itself[f"{FEW} labels"] + 0.02
 assert fix.peak_mib < 0.2 * unbounded.peak_mib
 
 # %% [markdown]
@@ -416,6 +425,7 @@ assert fix.peak_mib < 0.2 * unbounded.peak_mib
 #
 # **1.** Quantize a kernel by hand: one scale for each column, so that the largest absolute value in the column becomes
 # 127. Return the rounded int8 numbers and the float32 scales; numbers × scales must give the kernel back.
+
 
 # %%
 def to_int8(kernel):
@@ -425,18 +435,25 @@ def to_int8(kernel):
     # END SOLUTION
 
 
-kernel = teacher.value["weights"][2]
-with exercise(1, "scales = np.abs(kernel).max(axis=0) / 127; divide, np.round, astype(np.int8)."):
+kernel = kept[2]
+with lab.exercise(
+    1, "scales = np.abs(kernel).max(axis=0) / 127; divide, np.round, astype(np.int8)."
+):
     assert to_int8(kernel) is not None, "to_int8() returns nothing yet: return numbers, scales."
     numbers, scales = to_int8(kernel)
-    assert numbers.dtype == np.int8 and scales.shape == kernel.shape[1:], "numbers must be int8, with one scale a column."
+    assert numbers.dtype == np.int8 and scales.shape == kernel.shape[1:], (
+        "numbers must be int8, with one scale a column."
+    )
     error = np.abs(numbers * scales - kernel)
-    assert (error <= 0.51 * scales).all(), "some weights are off by more than half a step: is the scale of each its own column's?"
+    assert (error <= 0.51 * scales).all(), (
+        "some weights are off by more than half a step: is the scale of each its own column's?"
+    )
     assert numbers.nbytes + scales.nbytes < 0.26 * kernel.nbytes
 
 # %% [markdown]
 # **2.** Sometimes outputs cannot be cached, because the images are augmented anew in each epoch. Let the teacher answer
 # in pieces of 128 images, so that it fits beside the student under the budget.
+
 
 # %%
 def in_pieces(teacher, images):
@@ -453,29 +470,46 @@ def beside_in_pieces(data, weights):
 pieces = None
 tried = in_pieces(lambda images: 2 * images, np.arange(600, dtype=np.float32).reshape(300, 2))
 if tried is not None and tried.shape == (300, 2):
-    pieces = run(beside_in_pieces, data, teacher.value["weights"], budget=BUDGET, label="teacher in pieces", quiet=True)
-with exercise(2, "Call the teacher on images[i : i + 128] for every 128th i, and join the answers with tf.concat(…, axis=0)."):
-    assert tried is not None, "in_pieces() returns nothing yet: return the teacher's outputs for all images."
-    assert pieces is not None, f"300 images gave outputs of shape {tuple(tried.shape)}: every image needs one row."
+    label = "teacher in pieces"
+    pieces = lab.run(beside_in_pieces, data, kept, budget=BUDGET, label=label, quiet=True)
+with lab.exercise(
+    2,
+    "Call the teacher on images[i : i + 128] for every 128th i, "
+    "and join the answers with tf.concat(…, axis=0).",
+):
+    assert tried is not None, (
+        "in_pieces() returns nothing yet: return the teacher's outputs for all images."
+    )
+    assert pieces is not None, (
+        f"300 images gave outputs of shape {tuple(tried.shape)}: every image needs one row."
+    )
     assert pieces.ok, str(pieces.error)
-    off = max(abs(a - b) for a, b in zip(pieces.value["losses"], unbounded.value["losses"]))
-    assert off < 0.05 * unbounded.value["losses"][0], "the losses differ from those with the whole batch: are the pieces in order?"
-    assert pieces.peak_mib < 0.6 * unbounded.peak_mib, f"peak {pieces.peak_mib:.1f} MiB against {unbounded.peak_mib:.1f}: the pieces are too large."
+    off = max(abs(a - b) for a, b in zip(pieces.value["losses"], losses))
+    assert off < 0.05 * losses[0], (
+        "the losses differ from those with the whole batch: are the pieces in order?"
+    )
+    assert pieces.peak_mib < 0.6 * unbounded.peak_mib, (
+        f"peak {pieces.peak_mib:.1f} MiB against {unbounded.peak_mib:.1f}: too large pieces."
+    )
 
 # %% [markdown]
 # **3.** From how many cached answers on does the cache (float32) weigh more than the teacher's weights? Work it out for
 # a number of classes; then look at a language model with 50,000 tokens.
 
+
 # %%
 def answers_that_fit(teacher_mib, classes):
-    """How many answers with `classes` float32 numbers each fit in the teacher's MiB (a whole number)."""
+    """How many answers of `classes` float32 numbers fit in the teacher's MiB (a whole number)."""
     # BEGIN SOLUTION
     return int(teacher_mib * 2**20 // (classes * 4))
     # END SOLUTION
 
 
-with exercise(3, "One answer is classes × 4 bytes; a MiB is 2**20 bytes."):
-    assert answers_that_fit(1, 1) is not None, "answers_that_fit() returns nothing yet: return a whole number."
+with lab.exercise(3, "One answer is classes × 4 bytes; a MiB is 2**20 bytes."):
+    assert answers_that_fit(1, 1) is not None, (
+        "answers_that_fit() returns nothing yet: return a whole number."
+    )
     assert answers_that_fit(1, 1) == 2**18, "a MiB holds 2**18 float32 numbers."
     assert answers_that_fit(10, 1000) == 2621, "10 MiB and 1000 classes: 10 * 2**20 // 4000."
-    print(f"This teacher weighs as much as {answers_that_fit(teacher_weights, 10):,} answers of 10 classes, and as {answers_that_fit(teacher_weights, 50_000)} of 50,000.")
+    few, many = (answers_that_fit(teacher_weights, classes) for classes in (10, 50_000))
+    print(f"This teacher weighs as much as {few:,} answers of 10 classes, and as {many} of 50,000.")
