@@ -22,12 +22,11 @@ import re
 
 import matplotlib.pyplot as plt
 
-from labsupport import compare, choose, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib, verdict
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 
-BLOCK = choose(SCALE, quick=16, full=64)  # MiB
+BLOCK = lab.choose(SCALE, quick=16, full=64)  # MiB
 BUDGET = f"{16 * BLOCK + 2} MiB"  # the allocator keeps 2 MiB apart for small tensors
 WANTED = 4 * BLOCK
 
@@ -43,13 +42,18 @@ WANTED = 4 * BLOCK
 
 # %%
 free_after = 16 * BLOCK - 8 * BLOCK
-print(f"region {16 * BLOCK} MiB, in use 8 × {BLOCK} = {8 * BLOCK} MiB, free {free_after} MiB, wanted {WANTED} MiB")
-my_guess = guess("How large is the largest tensor that fits now?", GUESS_MIB)
+print(
+    f"region {16 * BLOCK} MiB, in use 8 × {BLOCK} = {8 * BLOCK} MiB, free {free_after} MiB",
+    end=", ",
+)
+print(f"wanted {WANTED} MiB")
+my_guess = lab.guess("How large is the largest tensor that fits now?", GUESS_MIB)
 
 # %% [markdown]
 # ## Failure
 #
 # Twice as much is free as is wanted.
+
 
 # %%
 def block(mebibytes):
@@ -57,18 +61,18 @@ def block(mebibytes):
 
 
 def free_every_other(size, wanted):
-    with phase("fill"):
+    with lab.phase("fill"):
         blocks = [block(size) for _ in range(15)]
-    with phase("free every other"):
+    with lab.phase("free every other"):
         for index in range(1, 15, 2):
             blocks[index] = None
-    with phase("want a large one"):
+    with lab.phase("want a large one"):
         large = block(wanted)
     return int(tf.size(large))
 
 
-failure = run(free_every_other, BLOCK, WANTED, budget=BUDGET, label="every other block freed")
-oom = expect_oom(failure)
+failure = lab.run(free_every_other, BLOCK, WANTED, budget=BUDGET, label="every other block freed")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # Open *Log of the process* above: that is the dump. Three parts matter.
@@ -79,30 +83,32 @@ oom = expect_oom(failure)
 #
 # The map as a picture:
 
+
 # %%
 def chunks(log):
-    """(state, bytes) of every chunk of the largest region in the last dump of a log, in the order of addresses."""
+    """(state, bytes) of every chunk of the largest region in the last dump, by address."""
     regions = re.split(r"Next region of size \d+", log)[1:]
     found = [re.findall(r"(InUse|Free) +at [0-9a-f]+ of size (\d+)", region) for region in regions]
     largest = max(found, key=lambda region: sum(int(size) for _, size in region))
     return [(state, int(size)) for state, size in largest]
 
 
-def draw_map(pieces, title):
-    figure, axes = plt.subplots(figsize=(9, 1.5), layout="constrained")
-    at = 0
-    for state, size in pieces:
-        colour, hatch, label = (COLOURS[1], None, "in use") if state == "InUse" else ("white", "///", "free")
-        axes.barh(0, size / 2**20, left=at / 2**20, color=colour, hatch=hatch, edgecolor="black", height=0.8, label=label)
-        at += size
-    axes.set(yticks=[], xlabel="place in the region (MiB): blue = in use, hatched = free", title=title, ylim=(-0.5, 0.5))
-    plt.show()
-
-
-pieces = chunks(oom.log)
-free = [size / 2**20 for state, size in pieces if state == "Free"]
-draw_map(pieces, "The region when the allocation failed")
-print(f"free: {sum(free):.0f} MiB in {len(free)} pieces, the largest {max(free):.0f} MiB; wanted: {WANTED} MiB")
+dump = failure.error.log
+free = [size / 2**20 for state, size in chunks(dump) if state == "Free"]
+looks = {
+    "InUse": {"color": lab.COLOURS[1], "label": "in use"},
+    "Free": {"color": "white", "hatch": "///", "label": "free"},
+}
+figure, axes = plt.subplots(figsize=(10, 1.5))
+at = 0
+for state, size in chunks(dump):
+    axes.barh(0, size / 2**20, left=at / 2**20, edgecolor="black", **looks[state])
+    at += size
+axes.set(yticks=[], xlabel="place in the region (MiB): blue = in use, hatched = free")
+axes.set_title("The region when the allocation failed")
+plt.show()
+print(f"free: {sum(free):.0f} MiB in {len(free)} pieces, the largest {max(free):.0f} MiB", end="; ")
+print(f"wanted: {WANTED} MiB")
 
 # %% [markdown]
 # ## Fix
@@ -111,33 +117,36 @@ print(f"free: {sum(free):.0f} MiB in {len(free)} pieces, the largest {max(free):
 # `TF_GPU_ALLOCATOR=cuda_malloc_async`, which exists for GPUs only. What works everywhere is to let neighbours go together,
 # so that they are joined. The same seven blocks' worth is freed here; only *which* ones differs.
 
+
 # %%
 def free_neighbours(size, wanted):
-    with phase("fill"):
+    with lab.phase("fill"):
         blocks = [block(size) for _ in range(15)]
-    with phase("free neighbours"):
+    with lab.phase("free neighbours"):
         for index in range(7):
             blocks[index] = None
-    with phase("want a large one"):
+    with lab.phase("want a large one"):
         large = block(wanted)
     return int(tf.size(large))
 
 
-fix = run(free_neighbours, BLOCK, WANTED, budget=BUDGET, label="seven neighbours freed")
-fix.need();
+fix = lab.run(free_neighbours, BLOCK, WANTED, budget=BUDGET, label="seven neighbours freed")
+lab.expect_finished(fix)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(failure, fix)
+lab.compare(failure, fix)
 
 # %%
-predicted_vs_measured(free_in_all=(free_after, sum(free)), largest_piece=(BLOCK, max(free)))
+lab.predicted_vs_measured(free_in_all=(free_after, sum(free)), largest_piece=(BLOCK, max(free)))
 
 # %%
 print(my_guess.against(max(free)))
-assert sum(free) > WANTED > max(free), "the failure must be fragmentation: enough free in all, no piece large enough"
+assert sum(free) > WANTED > max(free), (
+    "the failure must be fragmentation: enough free in all, no piece large enough"
+)
 
 # %% [markdown]
 # ## Explain
@@ -152,35 +161,37 @@ assert sum(free) > WANTED > max(free), "the failure must be fragmentation: enoug
 #
 # The next cell measures the last two.
 
+
 # %%
 def rounding():
-    start = reading().tensors_mib
-    scalars = [tf.zeros([]) + index for index in range(10_000)]
-    tiny = reading().tensors_mib - start
+    with lab.phase("scalars"):
+        scalars = [tf.zeros([]) + index for index in range(10_000)]
     del scalars
-    fill = block(100)
-    before = reading().tensors_mib
-    rest = block(100)  # 156 MiB are left in the region, and the remainder would be 56
-    jump = reading().tensors_mib - before
-    return tiny, jump, float(fill[0] + rest[0])
+    blocks = [block(100)]
+    with lab.phase("last piece"):  # 156 MiB are left in the region; the remainder would be 56
+        blocks.append(block(100))
 
 
-tiny, jump, _ = run(rounding, budget="258 MiB", label="rounding and the last piece", quiet=True).need().value
-print(f"10,000 scalars of 4 bytes hold {tensor_mib((10_000,)):.2f} MiB of numbers and take {tiny:.2f} MiB")
+rounded = lab.measure(rounding, budget="258 MiB", label="rounding and the last piece")
+numbers, tiny = lab.tensor_mib((10_000,)), rounded.phase("scalars").added_mib
+print(f"10,000 scalars of 4 bytes hold {numbers:.2f} MiB of numbers and take {tiny:.2f} MiB")
+jump = rounded.phase("last piece").added_mib
 print(f"a tensor of 100 MiB out of the last piece takes {jump:.0f} MiB")
 
 # %% [markdown]
 # **When it flips.** If what is wanted is no larger than one hole, nothing fails. Move the slider: how large may the largest
 # tensor be, when every other of the blocks in the region is freed?
 
+
 # %%
 def holes(block_mib=16, wanted_mib=64, region_mib=256):
     free_mib = region_mib / 2
     fits = wanted_mib <= block_mib
-    print(f"{free_mib:.0f} MiB free in pieces of {block_mib} MiB: {wanted_mib} MiB {'fit' if fits else 'do not fit'} (predicted)")
+    print(f"{free_mib:.0f} MiB free in pieces of {block_mib} MiB", end=": ")
+    print(f"{wanted_mib} MiB {'fit' if fits else 'do not fit'} (predicted)")
 
 
-explore(holes, block_mib=(1, 128, 1), wanted_mib=(1, 128, 1), region_mib=(64, 1024, 64))
+lab.explore(holes, block_mib=(1, 128, 1), wanted_mib=(1, 128, 1), region_mib=(64, 1024, 64))
 
 # %% [markdown]
 # On a GPU, three settings change the picture. They cannot be measured without one; each line is the command to try there:
@@ -194,26 +205,23 @@ explore(holes, block_mib=(1, 128, 1), wanted_mib=(1, 128, 1), region_mib=(64, 10
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C23",
     "holds",
-    figures={
-        "free": sum(free), "largest": max(free), "wanted": WANTED, "died": failure.outcome == "OOM", "neighbours_fit": fix.ok,
-        "tensors_at_end": fix.end_mib, "process_at_end": fix.process_end_mib,
-    },
-    tests={
-        "an allocation failed although enough was free": "died and free > wanted > largest",
-        "the same amount freed side by side is enough": "neighbours_fit",
-        "the allocator keeps memory for itself when tensors are gone": "process_at_end > 0.5 * wanted > tensors_at_end",
-    },
-    because="A tensor needs one contiguous piece; pieces are joined only when they are neighbours, and pages stay in the pool.",
-    flips="It does not happen while every request fits into the smallest hole: fixed shapes, and long-lived tensors made first.",
-)  # fmt: skip
+    free=sum(free),
+    largest=max(free),
+    wanted=WANTED,
+    died=failure.outcome == "OOM",
+    neighbours_fit=fix.ok,
+    tensors_at_end=fix.end_mib,
+    process_at_end=fix.process_end_mib,
+)
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** Write `largest_free(log)`: the MiB of the largest free piece in a dump. You may use `chunks()`.
+
 
 # %%
 def largest_free(log):
@@ -222,8 +230,10 @@ def largest_free(log):
     # END SOLUTION
 
 
-with exercise(1, "chunks(log) gives (state, bytes); keep the free ones, take the largest, divide by 2**20."):
-    answer = largest_free(oom.log)
+with lab.exercise(
+    1, "chunks(log) gives (state, bytes); keep the free ones, take the largest, divide by 2**20."
+):
+    answer = largest_free(dump)
     assert answer is not None, "largest_free() returns nothing yet: return a number of MiB."
     assert abs(answer - max(free)) < 1, f"you found {answer:.0f} MiB; look again at the map above."
 
@@ -231,6 +241,7 @@ with exercise(1, "chunks(log) gives (state, bytes); keep the free ones, take the
 # **2.** A script needs a long-lived buffer of four blocks, and works with fifteen blocks of which every other is freed.
 # Make it fit into the same budget, by the order of allocations alone: return the
 # buffer's size.
+
 
 # %%
 def in_a_better_order(size, wanted):
@@ -244,9 +255,15 @@ def in_a_better_order(size, wanted):
     # END SOLUTION
 
 
-ordered = run(in_a_better_order, BLOCK, WANTED, budget=BUDGET, label="better order", quiet=True)
-with exercise(2, "Allocate what lives long first; let the short-lived blocks come and go in one hole at the end."):
+ordered = lab.run(in_a_better_order, BLOCK, WANTED, budget=BUDGET, label="better order", quiet=True)
+with lab.exercise(
+    2,
+    "Allocate what lives long first; "
+    "let the short-lived blocks come and go in one hole at the end.",
+):
     assert ordered.ok, str(ordered.error)
-    assert ordered.value is not None, "in_a_better_order() returns nothing yet: return int(tf.size(large))."
+    assert ordered.value is not None, (
+        "in_a_better_order() returns nothing yet: return int(tf.size(large))."
+    )
     assert ordered.value == WANTED * 2**18, "the buffer has not the wanted size."
     assert ordered.peak_mib > 11.5 * BLOCK, "eight blocks and the buffer must be alive together."
