@@ -17,6 +17,7 @@ _HOME = {
     "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
     "lesson.guessing": ("guess",),
     "lesson.claims": ("verdict",),
+    "lesson.isolation": ("isolated", "beside"),
     "lesson.capstone": ("script_functions", "check_script"),
     "lesson.course": ("load_tensorflow", "explore", "choose", "exercise"),
     "doctor.checks": ("memory_budget", "assert_no_growth"),

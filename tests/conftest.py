@@ -92,10 +92,14 @@ class NotebookRuns:
         result = yield
         if isinstance(item, IPyNbCell):
             committed, now = _exercises(item.cell.outputs), _exercises(item.test_outputs)
-            assert [e["number"] for e in now] == [e["number"] for e in committed], "other exercises than in the committed notebook"
+            assert [e["number"] for e in now] == [e["number"] for e in committed], (
+                "other exercises than in the committed notebook"
+            )
             for facts in now:
                 assert not facts["passed"], f"exercise {facts['number']} passes although nobody has solved it"
-                assert facts["reason"] and facts["hint"], f"exercise {facts['number']} fails without telling why, or without a hint"
+                assert facts["reason"] and facts["hint"], (
+                    f"exercise {facts['number']} fails without telling why, or without a hint"
+                )
         return result
 
 
@@ -114,7 +118,9 @@ def _get_message_or_die(self, stream, timeout=None):
             return _get_message(self, stream, timeout=min(_LOOK_SECONDS, max(end - time.monotonic(), 0)))
         except Empty:
             if not self.is_alive():
-                raise RuntimeError(f"the kernel died while it ran this cell:\n{getattr(self, 'running', '(starting)')}") from None
+                raise RuntimeError(
+                    f"the kernel died while it ran this cell:\n{getattr(self, 'running', '(starting)')}"
+                ) from None
             if time.monotonic() >= end:
                 raise
 

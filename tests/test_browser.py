@@ -68,7 +68,10 @@ def test_stop_ends_an_endless_run(page, server, course):
     assert arms(server), "the plot is there, but no process of an arm"
     for _ in range(20):  # the button can be reached without a mouse
         page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.matches('button') && document.activeElement.textContent") == "Stop this run":
+        if (
+            page.evaluate("document.activeElement.matches('button') && document.activeElement.textContent")
+            == "Stop this run"
+        ):
             break
     else:
         pytest.fail("Stop is not reached with the Tab key")
@@ -91,12 +94,21 @@ def test_lab_01_runs_and_its_plot_moves(page, server, course):
             while not finished(cell) and time.monotonic() < end:
                 for plot in cell.locator(PLOT).all():
                     with contextlib.suppress(Exception):  # replaced by the next drawing between two questions
-                        seen.add((plot.get_attribute("aria-label", timeout=500), plot.locator("polyline").last.get_attribute("points", timeout=500)))
+                        seen.add(
+                            (
+                                plot.get_attribute("aria-label", timeout=500),
+                                plot.locator("polyline").last.get_attribute("points", timeout=500),
+                            )
+                        )
                 page.wait_for_timeout(300)
-            assert len({label for label, _ in seen}) >= 3 and len({points for _, points in seen}) >= 3, "the plot did not move"
+            assert len({label for label, _ in seen}) >= 3 and len({points for _, points in seen}) >= 3, (
+                "the plot did not move"
+            )
             assert any(re.search(r"budget [\d,.]+ MiB", label) for label, _ in seen)
         wait_until_finished(page, cell, 180)
-        assert cell.locator("[data-mime-type='application/vnd.jupyter.stderr']").filter(has_text="Traceback").count() == 0
+        assert (
+            cell.locator("[data-mime-type='application/vnd.jupyter.stderr']").filter(has_text="Traceback").count() == 0
+        )
     # What the moving plot leaves behind: a still picture with its description, and the error in words.
     assert failing.locator(PLOT).count() == 0
     assert failing.locator("img").first.is_visible()

@@ -25,7 +25,9 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["lots", "-5 MiB", "256", 256, "", "MiB", "nan MiB", "1,5 GiB", "2 TiBs"])
 def test_what_is_no_size_is_refused_with_an_example(text):
-    with pytest.raises(BudgetError, match=re.escape(repr(text)) + '.* write a positive number and a unit, such as "256 MiB"'):
+    with pytest.raises(
+        BudgetError, match=re.escape(repr(text)) + '.* write a positive number and a unit, such as "256 MiB"'
+    ):
         parse_size(text)
 
 
@@ -79,7 +81,9 @@ def test_an_arm_lives_within_the_limit_of_its_process():
             print(type(error).__name__, error)
     """
     narrow = lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], preexec_fn=narrow, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], preexec_fn=narrow, capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     *_, first, last = done.stdout.splitlines()
     tensors, soft, hard = map(int, first.split())

@@ -32,7 +32,11 @@ def figures(cell):
     """{row: text} of what %%memory shows under a cell, its title and its notes among them."""
     (text,) = [o.data["text/plain"] for o in cell.outputs if o.output_type == "display_data" and o.data["text/plain"]]
     title, *lines = text.splitlines()
-    return {"title": title, "text": text, **{name.strip(): value.strip() for name, _, value in (line.strip().partition("  ") for line in lines)}}
+    return {
+        "title": title,
+        "text": text,
+        **{name.strip(): value.strip() for name, _, value in (line.strip().partition("  ") for line in lines)},
+    }
 
 
 def mib(text):

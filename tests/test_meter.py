@@ -54,7 +54,13 @@ def test_without_statistics_tensors_are_unavailable_in_phases_too():
         pass
     assert (gauge.tensors_now(), gauge.tensors_peak()) == (None, None)
     phase = seen[-1]
-    assert (phase.name, phase.peak_mib, phase.held_mib, phase.rise_mib, phase.added_mib) == ("one", None, None, None, None)
+    assert (phase.name, phase.peak_mib, phase.held_mib, phase.rise_mib, phase.added_mib) == (
+        "one",
+        None,
+        None,
+        None,
+        None,
+    )
     meter.connect(lambda record: None)
 
 

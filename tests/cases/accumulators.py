@@ -3,6 +3,7 @@
 Mechanism: the accumulators are one more set as large as the weights; where weights dominate, a smaller batch saves less than that.
 Fix: leave it off where weights dominate.
 """
+
 # kind: optimizer state
 # budget: 50 MiB
 import sys
@@ -10,7 +11,9 @@ import sys
 import keras
 import numpy as np
 
-model = keras.Sequential([keras.Input((1024,)), *[keras.layers.Dense(1024, "relu") for _ in range(3)], keras.layers.Dense(1)])
+model = keras.Sequential(
+    [keras.Input((1024,)), *[keras.layers.Dense(1024, "relu") for _ in range(3)], keras.layers.Dense(1)]
+)
 steps = None if "--fixed" in sys.argv else 4
 model.compile(keras.optimizers.SGD(momentum=0.9, gradient_accumulation_steps=steps), "mse")
 x, y = np.random.rand(64, 1024).astype("float32"), np.random.rand(64, 1).astype("float32")

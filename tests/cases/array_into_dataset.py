@@ -3,6 +3,7 @@
 Mechanism: from_tensor_slices copies the whole array into a tensor, which stays as long as the dataset.
 Fix: a dataset of indices that fetches the rows of a batch when they are needed (or a memory-mapped file).
 """
+
 # kind: input copy
 # budget: 48 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: batch(32) is applied twice, so that a step gets 32 times 32 images.
 Fix: once; a look at dataset.element_spec tells.
 """
+
 # kind: batch-bound activations
 # budget: 96 MiB
 import sys
@@ -14,6 +15,14 @@ images = tf.data.Dataset.range(2048).map(lambda n: tf.random.stateless_uniform([
 if "--fixed" not in sys.argv:
     images = images.batch(32)  # another had batched it already
 images = images.map(lambda batch: tf.reshape(batch, [-1, 24, 24, 1]))
-model = keras.Sequential([keras.Input((24, 24, 1)), keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.Conv2D(32, 3), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1)])
+model = keras.Sequential(
+    [
+        keras.Input((24, 24, 1)),
+        keras.layers.Conv2D(32, 3, activation="relu"),
+        keras.layers.Conv2D(32, 3),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(1),
+    ]
+)
 model.compile("sgd", "mse")
 model.fit(images.map(lambda batch: (batch, tf.reduce_mean(batch, axis=[1, 2, 3]))).take(8), verbose=0)

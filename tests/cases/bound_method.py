@@ -3,6 +3,7 @@
 Mechanism: a Python argument is compared as an object, and each `model.step` is a new one.
 Fix: name the method once and hand over that.
 """
+
 # kind: retracing
 # budget: 128 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: cache() stands behind the decoding and keeps every decoded image.
 Fix: cache the encoded bytes, which are a hundredth here, and decode again in each epoch.
 """
+
 # kind: buffer
 # budget: 64 MiB
 import sys

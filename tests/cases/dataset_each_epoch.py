@@ -3,6 +3,7 @@
 Mechanism: the dataset is built anew from the arrays in each epoch, and something, here a list of the epochs, keeps the old ones.
 Fix: build it once.
 """
+
 # kind: retained tensors
 # budget: 256 MiB
 import sys

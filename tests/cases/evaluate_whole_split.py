@@ -3,6 +3,7 @@
 Mechanism: the whole test set is given to the model as one batch, and activations grow with the batch.
 Fix: evaluate in batches and combine.
 """
+
 # kind: batch-bound activations
 # budget: 96 MiB
 import sys
@@ -12,7 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 x, y = np.random.rand(2000, 28, 28, 1).astype("float32"), np.random.randint(0, 10, 2000)
-model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(32, 5, padding="same", activation="relu"), keras.layers.Flatten(), keras.layers.Dense(10)])
+model = keras.Sequential(
+    [
+        keras.Input((28, 28, 1)),
+        keras.layers.Conv2D(32, 5, padding="same", activation="relu"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10),
+    ]
+)
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 model.fit(x[:512], y[:512], batch_size=32, verbose=0)
 if "--fixed" in sys.argv:

@@ -3,6 +3,7 @@
 Mechanism: tf.function is applied inside the loop, so that each step makes a new function with a trace of its own.
 Fix: one function outside the loop.
 """
+
 # kind: retracing
 # budget: 128 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: the whole table is transformed and only then looked up, forwards and backwards.
 Fix: look up first, then transform the few rows.
 """
+
 # kind: batch-bound activations
 # budget: 60 MiB
 import sys
@@ -17,7 +18,11 @@ ids = tf.random.uniform([640], maxval=100_000, dtype=tf.int32)
 @tf.function
 def gradients():
     with tf.GradientTape() as tape:
-        rows = tf.tanh(tf.gather(table, ids) @ projection) if "--fixed" in sys.argv else tf.gather(tf.tanh(table @ projection), ids)
+        rows = (
+            tf.tanh(tf.gather(table, ids) @ projection)
+            if "--fixed" in sys.argv
+            else tf.gather(tf.tanh(table @ projection), ids)
+        )
         loss = tf.reduce_sum(rows)
     return tape.gradient(loss, projection)
 

@@ -3,6 +3,7 @@
 Mechanism: fit() reads ahead; a generator that notes every item it gave keeps the surplus and the rest for good.
 Fix: a generator without a memory of its items.
 """
+
 # kind: retained tensors
 # budget: 256 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: operations are built inside the loop, here a constant with the whole image, so the graph grows by each step.
 Fix: build them once before the loop and feed the image through a placeholder.
 """
+
 # kind: retracing
 # budget: 128 MiB
 import sys

@@ -1,4 +1,5 @@
 """Nothing is wrong: two models and two optimizers in a loop of one's own, a copy of the weights, losses noted as numbers, a second thread."""
+
 # kind: none
 # budget: 256 MiB
 import threading
@@ -6,7 +7,9 @@ import threading
 import keras
 import tensorflow as tf
 
-images = tf.data.Dataset.from_tensor_slices(tf.random.uniform([640, 784])).shuffle(640).batch(32).prefetch(tf.data.AUTOTUNE)
+images = (
+    tf.data.Dataset.from_tensor_slices(tf.random.uniform([640, 784])).shuffle(640).batch(32).prefetch(tf.data.AUTOTUNE)
+)
 maker = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(784, "sigmoid")])
 judge = keras.Sequential([keras.Input((784,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(1)])
 averaged = keras.models.clone_model(maker)
@@ -23,7 +26,9 @@ def train(real):
         judge_loss = loss(tf.ones_like(on_real), on_real) + loss(tf.zeros_like(on_false), on_false)
         maker_loss = loss(tf.ones_like(on_false), on_false)
     optimizers[0].apply_gradients(zip(first.gradient(judge_loss, judge.trainable_variables), judge.trainable_variables))
-    optimizers[1].apply_gradients(zip(second.gradient(maker_loss, maker.trainable_variables), maker.trainable_variables))
+    optimizers[1].apply_gradients(
+        zip(second.gradient(maker_loss, maker.trainable_variables), maker.trainable_variables)
+    )
     return judge_loss, maker_loss
 
 

@@ -3,6 +3,7 @@
 Mechanism: a table of the program itself keeps every model. Here it is the list of what fit() returned: a History holds its model.
 Fix: keep the numbers, history.history.
 """
+
 # kind: models kept alive
 # budget: 256 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: as many inner pipelines as cycle_length are open at once, each with buffers of its own.
 Fix: a small cycle_length, and buffering behind the interleave.
 """
+
 # kind: buffer
 # budget: 64 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: an iterator owns its buffer and outlives the dataset it came from.
 Fix: let go of the iterator, not only of the dataset.
 """
+
 # kind: buffer
 # budget: 160 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: each load adds the variables of a further model beside the old ones, which a list of opponents keeps.
 Fix: load the weights into the model that is there already.
 """
+
 # kind: models kept alive
 # budget: 256 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: attention has a score for each pair of positions, and the data hold one very long line.
 Fix: cut lines to a length that fits before training.
 """
+
 # kind: batch-bound activations
 # budget: 96 MiB
 import sys

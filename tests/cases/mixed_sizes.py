@@ -3,6 +3,7 @@
 Mechanism: small pieces that stay lie between large ones that are freed, and the free pieces do not join.
 Fix: allocate what stays before, in one piece.
 """
+
 # kind: fragmentation
 # budget: 64 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: each model leaves its compiled train function behind, whose graph keeps the memory of the variables.
 Fix: one model, whose first weights are set again for each fold.
 """
+
 # kind: models kept alive
 # budget: 256 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: a histogram that one-hot encodes every weight in double precision takes 240 bytes for each of 4.
 Fix: count by bins without the matrix (or leave histograms off).
 """
+
 # kind: batch-bound activations
 # budget: 48 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: a label of 4 bytes becomes one number for each word of the vocabulary.
 Fix: integer labels with the sparse loss, which gives the same numbers.
 """
+
 # kind: input copy
 # budget: 40 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: the outputs of all batches are kept in a list and then joined, which takes them twice; only the best class of each row is needed.
 Fix: reduce each batch at once (or allocate the whole first and fill it).
 """
+
 # kind: retained tensors
 # budget: 256 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: a batch is padded to its longest member, and one rare line is very long.
 Fix: cut the lines (or fill batches by words instead of lines).
 """
+
 # kind: batch-bound activations
 # budget: 64 MiB
 import sys
@@ -17,6 +18,13 @@ lines = tf.data.Dataset.from_tensor_slices(lengths).map(lambda n: tf.ones([n], t
 if "--fixed" in sys.argv:
     lines = lines.map(lambda line: line[:200])
 batches = lines.padded_batch(32).map(lambda line: (line, tf.ones([tf.shape(line)[0], 1])))
-model = keras.Sequential([keras.layers.Embedding(100, 64), keras.layers.Dense(64, "relu"), keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(1)])
+model = keras.Sequential(
+    [
+        keras.layers.Embedding(100, 64),
+        keras.layers.Dense(64, "relu"),
+        keras.layers.GlobalMaxPooling1D(),
+        keras.layers.Dense(1),
+    ]
+)
 model.compile("sgd", "mse")
 model.fit(batches, verbose=0)

@@ -3,6 +3,7 @@
 Mechanism: predict() keeps the outputs of all batches until its end, since it returns them.
 Fix: a loop over batches that writes each output away.
 """
+
 # kind: retained tensors
 # budget: 256 MiB
 import sys
@@ -21,6 +22,7 @@ class Writer(keras.callbacks.Callback):
 
 
 with tempfile.TemporaryFile() as file:
+
     def write(outputs):
         file.write(np.asarray(outputs).tobytes())
 

@@ -3,6 +3,7 @@
 Mechanism: prefetch(64) behind batch() prepares 64 whole batches while the model is busy.
 Fix: one or two batches ahead are enough.
 """
+
 # kind: buffer
 # budget: 64 MiB
 import sys

@@ -3,6 +3,7 @@
 Mechanism: the exploration rate is a Python number, and every new value is traced into a graph of its own, which is kept.
 Fix: pass it as a tensor.
 """
+
 # kind: retracing
 # budget: 128 MiB
 import sys

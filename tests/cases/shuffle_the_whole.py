@@ -3,6 +3,7 @@
 Mechanism: the shuffle buffer is as large as the data set, and it holds decoded images.
 Fix: shuffle what is small, here the numbers of the images, and decode afterwards.
 """
+
 # kind: buffer
 # budget: 48 MiB
 import sys

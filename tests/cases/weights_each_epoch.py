@@ -3,6 +3,7 @@
 Mechanism: the callback keeps a copy of all weights of every epoch.
 Fix: keep a number for each epoch, here the norm of the weights.
 """
+
 # kind: retained tensors
 # budget: 256 MiB
 import sys

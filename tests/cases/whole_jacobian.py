@@ -3,6 +3,7 @@
 Mechanism: jacobian() holds the derivative of every example by every other one, which is zero off the diagonal.
 Fix: batch_jacobian(), smaller by the batch size.
 """
+
 # kind: batch-bound activations
 # budget: 48 MiB
 import sys
