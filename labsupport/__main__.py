@@ -9,6 +9,7 @@ from pathlib import Path
 
 from labsupport.doctor.command import add_command
 from labsupport.ground.budget import BudgetError
+from labsupport.ground.folders import ArmSetupError
 from labsupport.lesson.ledger import LedgerError, ledger_path
 from labsupport.showing.plain import plain, say
 
@@ -76,11 +77,7 @@ def main(arguments=None):
         return 130
     except (LedgerError, OSError) as error:
         sys.exit(f"{error}")
-    except ValueError as error:
-        from labsupport.ground.arm import ArmSetupError  # here, since it loads what only the doctor needs
-
-        if not isinstance(error, (ArmSetupError, BudgetError)):
-            raise
+    except (ArmSetupError, BudgetError) as error:
         parser.error(f"{error}")
 
 
