@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from labsupport import measure, run
-from labsupport.ground import folders
+from labsupport.ground import folders, result
 from labsupport.ground.record import Cause
 
 
@@ -235,3 +235,13 @@ def test_an_arm_is_the_first_that_the_system_ends_when_memory_runs_out():
 def test_it_stays_a_limit_for_root_too():
     limits = measure(lambda: resource.getrlimit(resource.RLIMIT_DATA), budget="256 MiB", outside="512 MiB").value
     assert limits[0] < 2 * 2**30
+
+
+@pytest.mark.parametrize("folder, own", [("my-packages", True), ("site-packages", False)])
+def test_a_folder_of_libraries_is_told_from_one_of_a_similar_name(folder, own, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    result.libraries.cache_clear()
+    assert result.is_own(str(tmp_path / folder / "train.py")) is own
+    assert not result.is_own(np.__file__) and not result.is_own(os.__file__)
+    assert result.is_own("Cell In[4]") and result.is_own("train.py")
+    result.libraries.cache_clear()

@@ -72,8 +72,8 @@ def test_an_arm_lives_within_the_limit_of_its_process():
     limit = 2048 * MIB
     code = """
         import resource
-        from labsupport import run
-        result = run(resource.getrlimit, resource.RLIMIT_DATA, quiet=True).need()
+        from labsupport import measure, run
+        result = measure(resource.getrlimit, resource.RLIMIT_DATA)
         print(result.budget, *result.value)
         try:
             run(print, budget="2 GiB")

@@ -146,7 +146,7 @@ def test_bad_files_are_named_with_a_cure_and_the_others_pool(write, tmp_path):
         "name an ordinary file": Path("/dev/zero"),
         "by the same participant": write("again.json", {**good, "participant": "participant-123456"}),
         "two people": write("namesake.json", participant("green", minute=3)),
-    }  # fmt: skip
+    }
     people, problems = gather([write("good.json", good), *bad.values(), write("green.json", more)])
     assert [person.name for person in people] == ["blue", "green"] and len(people[1].entries) == 10, (
         "of two the one with more entries"

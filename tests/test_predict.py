@@ -22,10 +22,17 @@ def step(kind):
         [layers.Input([1024]), layers.Dense(2048, "relu"), layers.Dense(2048, "relu"), layers.Dense(512)],
         4096,
     )
-    models["conv"] = [
-        layers.Input([64, 64, 3]), layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Conv2D(64, 3, padding="same", activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10),
-    ], 64  # fmt: skip
+    models["conv"] = (
+        [
+            layers.Input([64, 64, 3]),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, padding="same", activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10),
+        ],
+        64,
+    )
     stack, batch = models[kind]
     before = reading().tensors_mib
     model = tf.keras.Sequential(stack)
@@ -77,10 +84,13 @@ def test_optimizer_slots_are_exact_multiples_of_the_weights():
         from labsupport.lesson.predict import SLOTS
 
         makers = {
-            "sgd": tf.keras.optimizers.SGD, "momentum": lambda: tf.keras.optimizers.SGD(momentum=0.9),
-            "rmsprop": tf.keras.optimizers.RMSprop, "adagrad": tf.keras.optimizers.Adagrad,
-            "adam": tf.keras.optimizers.Adam, "adamw": tf.keras.optimizers.AdamW,
-        }  # fmt: skip
+            "sgd": tf.keras.optimizers.SGD,
+            "momentum": lambda: tf.keras.optimizers.SGD(momentum=0.9),
+            "rmsprop": tf.keras.optimizers.RMSprop,
+            "adagrad": tf.keras.optimizers.Adagrad,
+            "adam": tf.keras.optimizers.Adam,
+            "adamw": tf.keras.optimizers.AdamW,
+        }
         found, measured = {}, {}
         for name, make in makers.items():
             model = tf.keras.Sequential(

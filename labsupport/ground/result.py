@@ -2,6 +2,7 @@
 
 import os
 import site
+import sys
 import sysconfig
 from dataclasses import dataclass, field
 from functools import cache
@@ -130,17 +131,19 @@ class ArmResult:
 
 
 @cache
-def _libraries():
+def libraries():
     """Folders whose code is nobody's own: Python, installed packages, labsupport itself."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.dirname(__file__))]
+    # Further ones come in by PYTHONPATH, as on many clusters.
+    folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     return tuple({os.path.join(form(folder), "") for folder in folders for form in (os.path.abspath, os.path.realpath)})
 
 
 def is_own(file):
     """Whether code of this file is the learner's rather than a library's. A relative path or a cell's name is the learner's."""
-    return not file.startswith(("<frozen", *_libraries()))
+    return not file.startswith(("<frozen", *libraries()))
 
 
 def expect_finished(*results):
