@@ -21,18 +21,14 @@ SCALE = "quick"  # "full" takes layers twice as wide, four times the weights
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
-import inspect
 from pathlib import Path
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, phase, predicted_vs_measured, reading, run, tensor_mib,
-    verdict,
-)  # fmt: skip
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
-WIDTH = choose(SCALE, quick=1024, full=2048)
+WIDTH = lab.choose(SCALE, quick=1024, full=2048)
 DEPTH, BATCH = 4, 64
 
 # %% [markdown]
@@ -41,9 +37,12 @@ DEPTH, BATCH = 4, 64
 # Four dense layers with Adam: weights and two slots, three times the weights in all. On one device that is the floor.
 
 # %%
-state = 3 * DEPTH * tensor_mib((WIDTH + 1, WIDTH))
+state = 3 * DEPTH * lab.tensor_mib((WIDTH + 1, WIDTH))
 print(f"weights and slots: 3 × {DEPTH} × ({WIDTH} + 1) × {WIDTH} × 4 B = {state:.0f} MiB")
-my_guess = guess("Weights and slots on all devices together, after a step with MirroredStrategy on two devices?", GUESS_MIB)
+my_guess = lab.guess(
+    "Weights and slots on all devices together, after a step with MirroredStrategy on two devices?",
+    GUESS_MIB,
+)
 
 # %%
 replicated, split = 2 * state, state
@@ -55,11 +54,17 @@ print(f"if the strategy copies: {replicated:.0f} MiB; if it splits: {split:.0f} 
 # The claim is that `MirroredStrategy` distributes the model so that it fits. The budget has room for one state, its
 # gradients and half as much again, which is what somebody who believes the claim would allow for two devices.
 
+
 # %%
 def mirrored_step(devices):
     strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(devices)])
-    with phase("build"), strategy.scope():
-        model = keras.Sequential([keras.Input((WIDTH,)), *[keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]])
+    with lab.phase("build"), strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((WIDTH,)),
+                *[keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)],
+            ]
+        )
         optimizer = keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
 
@@ -74,19 +79,23 @@ def mirrored_step(devices):
         strategy.run(on_each, args=(batch,))
 
     batches = tf.data.Dataset.from_tensors(tf.random.stateless_normal([BATCH, WIDTH], seed=[1, 2]))
-    with phase("one step"):
+    with lab.phase("one step"):
         for batch in strategy.experimental_distribute_dataset(batches):
             step(batch)
-    return reading().tensors_mib
+    return lab.reading().tensors_mib
 
 
 fits_one = f"{1.5 * (state + state / 3):.0f} MiB"
-failure = run(mirrored_step, 2, budget=fits_one, logical_devices=2, label="MirroredStrategy, 2 devices")
-expect_oom(failure);
+failure = lab.run(
+    mirrored_step, 2, budget=fits_one, logical_devices=2, label="MirroredStrategy, 2 devices"
+)
+lab.expect_oom(failure)
 
 # %%
-single = run(mirrored_step, 1, budget=fits_one, logical_devices=1, label="one device").need()
-mirrored = run(mirrored_step, 2, logical_devices=2, label="MirroredStrategy, 2 devices, no tight budget", quiet=True).need()
+single = lab.measure(mirrored_step, 1, budget=fits_one, logical_devices=1, label="one device")
+mirrored = lab.measure(
+    mirrored_step, 2, logical_devices=2, label="MirroredStrategy, 2 devices, no tight budget"
+)
 print(f"held after a step: one device {single.value:.0f} MiB, two devices {mirrored.value:.0f} MiB")
 
 # %% [markdown]
@@ -98,23 +107,33 @@ print(f"held after a step: one device {single.value:.0f} MiB, two devices {mirro
 # **A second piece of advice:** Keras' `ModelParallel` with a layout map. On the TensorFlow backend it takes the map. What it
 # does with it is seen from the variables.
 
+
 # %%
 def model_parallel(devices):
-    mesh = keras.distribution.DeviceMesh((1, devices), ["batch", "model"], devices=[f"cpu:{n}" for n in range(devices)])
+    mesh = keras.distribution.DeviceMesh(
+        (1, devices), ["batch", "model"], devices=[f"cpu:{n}" for n in range(devices)]
+    )
     layouts = keras.distribution.LayoutMap(mesh)
     layouts[".*kernel"] = keras.distribution.TensorLayout((None, "model"), mesh)
-    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"))
-    model = keras.Sequential([keras.Input((WIDTH,)), *[keras.layers.Dense(WIDTH) for _ in range(DEPTH)]])
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    )
+    model = keras.Sequential(
+        [keras.Input((WIDTH,)), *[keras.layers.Dense(WIDTH) for _ in range(DEPTH)]]
+    )
     kernel = model.trainable_variables[0].value
     return {
         "type": type(kernel).__name__,
-        "on": sorted({variable.value.device.rsplit("/", 1)[-1] for variable in model.trainable_variables}),
+        "on": sorted(
+            {variable.value.device.rsplit("/", 1)[-1] for variable in model.trainable_variables}
+        ),
         "sharded": hasattr(kernel, "layout"),
     }
 
 
-parallel = run(model_parallel, 4, logical_devices=4, label="ModelParallel, 4 devices", quiet=True).need()
-print(f"kernel: {parallel.value['type']}, on {', '.join(parallel.value['on'])}, sharded: {parallel.value['sharded']}")
+parallel = lab.measure(model_parallel, 4, logical_devices=4, label="ModelParallel, 4 devices")
+kernels = parallel.value
+print(f"kernel: {kernels['type']}, on {', '.join(kernels['on'])}, sharded: {kernels['sharded']}")
 
 # %% [markdown]
 # Plain variables on one device, without a word of warning. In Keras the layouts belong to the JAX backend.
@@ -122,11 +141,14 @@ print(f"kernel: {parallel.value['type']}, on {', '.join(parallel.value['on'])}, 
 # **What works** in TensorFlow itself is DTensor: a layout says along which axis of the device mesh a tensor is cut. The same
 # kernels once replicated, once cut along their columns:
 
+
 # %%
 def dtensor_kernels(devices, cut):
     from tensorflow.experimental import dtensor
 
-    mesh = dtensor.create_mesh([("model", devices)], devices=[f"CPU:{number}" for number in range(devices)])
+    mesh = dtensor.create_mesh(
+        [("model", devices)], devices=[f"CPU:{number}" for number in range(devices)]
+    )
     columns = "model" if cut else dtensor.UNSHARDED
     layout = dtensor.Layout([dtensor.UNSHARDED, columns], mesh)
 
@@ -136,7 +158,9 @@ def dtensor_kernels(devices, cut):
         parts = []
         for device in range(devices):  # every device makes its own part, or its own copy
             with tf.device(f"CPU:{device}"):
-                parts.append(tf.random.stateless_normal(own_shape, seed=[number, device if cut else 0]))
+                parts.append(
+                    tf.random.stateless_normal(own_shape, seed=[number, device if cut else 0])
+                )
         return dtensor.DVariable(dtensor.pack(parts, layout))
 
     kernels = [kernel(number) for number in range(DEPTH)]
@@ -144,29 +168,32 @@ def dtensor_kernels(devices, cut):
     # One matmul, to show that the cut kernels compute; each device works on its own columns.
     columns_each = [tuple(part.shape) for part in dtensor.unpack(tf.matmul(x, kernels[0]))]
     own = [tuple(part.shape) for part in dtensor.unpack(kernels[0].read_value())]
-    return own, columns_each, reading().tensors_mib
+    return own, columns_each, lab.reading().tensors_mib
 
 
-whole = run(dtensor_kernels, 2, False, logical_devices=2, label="DTensor, replicated on 2", quiet=True).need()
-fix = run(dtensor_kernels, 2, True, logical_devices=2, label="DTensor, cut in 2", quiet=True).need()
+whole = lab.measure(dtensor_kernels, 2, False, logical_devices=2, label="DTensor, replicated on 2")
+fix = lab.measure(dtensor_kernels, 2, True, logical_devices=2, label="DTensor, cut in 2")
 for arm in (whole, fix):
     own, computed, held = arm.value
-    print(f"{arm.label}: every device holds a kernel of {own[0]} and computes {computed[0]}; all kernels and devices {held:.1f} MiB")
+    print(
+        f"{arm.label}: every device holds a kernel of {own[0]} and computes {computed[0]}; "
+        f"all kernels and devices {held:.1f} MiB"
+    )
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-compare(single, failure, mirrored)
+lab.compare(single, failure, mirrored)
 
 # %%
-compare(whole, fix)
+lab.compare(whole, fix)
 
 # %%
-predicted_vs_measured(
+lab.predicted_vs_measured(
     one_device=(state, single.value),
     two_devices_copied=(replicated, mirrored.value),
-    kernels_cut_in_two=(DEPTH * tensor_mib((WIDTH, WIDTH)), fix.value[2]),
+    kernels_cut_in_two=(DEPTH * lab.tensor_mib((WIDTH, WIDTH)), fix.value[2]),
 )
 
 # %%
@@ -186,14 +213,18 @@ assert mirrored.value > 1.5 * single.value, "two replicas must hold about twice 
 # **When it flips.** If activations are the larger part, dividing the batch is what helps. Move the sliders: what does each
 # *device* hold?
 
+
 # %%
 def each_device(devices=2, state_mib=48, activations_mib=400):
     mirrored_mib = state_mib * 4 / 3 + activations_mib / devices
     split_mib = state_mib * 4 / 3 / devices + activations_mib
-    print(f"each of {devices} devices: replicated {mirrored_mib:.0f} MiB, split by weights {split_mib:.0f} MiB (predicted, with gradients)")
+    print(
+        f"each of {devices} devices: replicated {mirrored_mib:.0f} MiB, "
+        f"split by weights {split_mib:.0f} MiB (predicted, with gradients)"
+    )
 
 
-explore(each_device, devices=(1, 8, 1), state_mib=(16, 2048, 16), activations_mib=(0, 2048, 16))
+lab.explore(each_device, devices=(1, 8, 1), state_mib=(16, 2048, 16), activations_mib=(0, 2048, 16))
 
 # %% [markdown]
 # ### Moving the input pipeline elsewhere: the tf.data service
@@ -202,6 +233,7 @@ explore(each_device, devices=(1, 8, 1), state_mib=(16, 2048, 16), activations_mi
 # process, here on this machine, in a cluster on others. TensorFlow's servers listen on all network interfaces without a
 # token, so trainer, dispatcher and worker are started inside a network namespace of their own, which nothing outside can
 # reach. Where the system has none (macOS, some containers), the figures are unavailable.
+
 
 # %%
 def pipeline(paths):
@@ -216,57 +248,32 @@ def serve(role):
     if role == "dispatcher":
         server = service.DispatchServer(service.DispatcherConfig(port=5050))
     else:
-        server = service.WorkerServer(service.WorkerConfig("localhost:5050", worker_address="localhost:5051", port=5051))
+        server = service.WorkerServer(
+            service.WorkerConfig("localhost:5050", worker_address="localhost:5051", port=5051)
+        )
     print("ready", flush=True)
     server.join()
 
 
-def start_service(code):
-    """Bring up the loopback device of the new namespace, then start dispatcher and worker as processes."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, 0x8914, struct.pack("16sH14s", b"lo", 1, b""))  # SIOCSIFFLAGS, up
-    started = []
-    for role in ("dispatcher", "worker"):
-        command = [sys.executable, "-c", code, role]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
-        started[-1].stdout.readline()
-    return started
+def train_from_service(paths):
+    with lab.beside(serve, "dispatcher"), lab.beside(serve, "worker") as worker:
+        counters = {"trainer": "self", "worker": worker}
 
+        def memory(field, who):
+            text = Path(f"/proc/{who}/status").read_text()
+            return int(text.split(field + ":")[1].split()[0]) / 1024
 
-def train_from_service(code):
-    servers = start_service(code)
-    counters = {"trainer": "self", "worker": servers[1].pid}
-
-    def memory(field, who):
-        text = open(f"/proc/{who}/status").read()
-        return int(text.split(field + ":")[1].split()[0]) / 1024
-
-    before = {name: memory("VmRSS", who) for name, who in counters.items()}
-    service = tf.data.experimental.service.distribute(processing_mode="parallel_epochs", service="grpc://localhost:5050")
-    images = sum(int(batch.shape[0]) for batch in pipeline(json.loads(sys.stdin.read())).apply(service))
-    grown = {name: memory("VmHWM", who) - before[name] for name, who in counters.items()}
-    for server in servers:
-        server.kill()
-    print(json.dumps({"images": images, **grown}))
-
-
-PARTS = (pipeline, serve, start_service, train_from_service)
-HEAD = "import fcntl, json, socket, struct, subprocess, sys\nimport tensorflow as tf\n"
-TAIL = '\ntrain_from_service(sys.orig_argv[2]) if sys.argv[1] == "trainer" else serve(sys.argv[1])\n'
-CODE = HEAD + "\n\n".join(inspect.getsource(part) for part in PARTS) + TAIL
+        before = {name: memory("VmRSS", who) for name, who in counters.items()}
+        service = tf.data.experimental.service.distribute(
+            processing_mode="parallel_epochs", service="grpc://localhost:5050"
+        )
+        images = sum(int(batch.shape[0]) for batch in pipeline(paths).apply(service))
+        grown = {name: memory("VmHWM", who) - before[name] for name, who in counters.items()}
+        return {"images": images, **grown}
 
 
 def with_service(paths):
-    import json
-    import subprocess
-    import sys
-
-    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", CODE, "trainer"]
-    try:
-        done = subprocess.run(command, input=json.dumps(paths), capture_output=True, text=True, check=True, timeout=120)
-    except (OSError, subprocess.SubprocessError):
-        return None  # no such namespaces here
-    return json.loads(done.stdout.splitlines()[-1])
+    return lab.isolated(train_from_service, paths)
 
 
 def local(paths):
@@ -274,10 +281,11 @@ def local(paths):
 
 
 paths = sorted(str(path.resolve()) for path in Path("../data/photos").glob("*.jpg"))[:400]
-at_home = run(local, paths, label="pipeline in the trainer", quiet=True).need()
-away = run(with_service, paths, label="pipeline in a tf.data service", quiet=True).need().value
+at_home = lab.measure(local, paths, label="pipeline in the trainer")
+away = lab.measure(with_service, paths, label="pipeline in a tf.data service").value
 if away is None:
-    print(f"trainer with its own pipeline: +{at_home.process_peak_mib or float('nan'):.0f} MiB; with the service: unavailable on this system")
+    print(f"trainer with its own pipeline: +{at_home.process_peak_mib or float('nan'):.0f} MiB")
+    print("with the service: unavailable on this system")
 else:
     print(f"{at_home.value} and {away['images']} images. Process memory added, at most:")
     print(f"  trainer with its own pipeline  {at_home.process_peak_mib:6.0f} MiB")
@@ -290,27 +298,23 @@ else:
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C21",
     "fails",
-    figures={
-        "one_device": single.value, "mirrored": mirrored.value, "mirrored_fits": failure.ok,
-        "kernel_columns": fix.value[0][0][1], "all_columns": WIDTH, "model_parallel_sharded": parallel.value["sharded"],
-    },
-    tests={
-        "MirroredStrategy on two devices fits where a split would": "mirrored_fits",
-        "two mirrored devices hold no more state than one": "mirrored < 1.2 * one_device",
-        "Keras' ModelParallel on this backend splits the kernels": "model_parallel_sharded",
-    },
-    because="MirroredStrategy copies the whole state to every device; only DTensor layouts cut it here.",
-    flips="It helps with activations, since it divides the batch; on the JAX backend ModelParallel does split.",
-)  # fmt: skip
+    one_device=single.value,
+    mirrored=mirrored.value,
+    mirrored_fits=failure.ok,
+    kernel_columns=fix.value[0][0][1],
+    all_columns=WIDTH,
+    model_parallel_sharded=parallel.value["sharded"],
+)
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** A model's weights take 500 MiB; it trains with Adam, and its activations take 2,000 MiB for the whole batch. Return the
 # MiB on *each* of four devices under MirroredStrategy (weights, gradients, slots, activations).
+
 
 # %%
 def per_device_mib():
@@ -319,15 +323,22 @@ def per_device_mib():
     # END SOLUTION
 
 
-with exercise(1, "Everything that hangs on the weights is copied: 1 + 1 + 2 times; the batch's activations are divided by four."):
+with lab.exercise(
+    1,
+    "Everything that hangs on the weights is copied: 1 + 1 + 2 times; "
+    "the batch's activations are divided by four.",
+):
     answer = per_device_mib()
     assert answer is not None, "per_device_mib() returns nothing yet: return a number of MiB."
     assert answer != 625, "you divided the state as well; a mirrored state is copied."
-    assert abs(answer - 2500) < 1, f"{answer:.0f} MiB is not it: what is copied, and what is divided?"
+    assert abs(answer - 2500) < 1, (
+        f"{answer:.0f} MiB is not it: what is copied, and what is divided?"
+    )
 
 # %% [markdown]
 # **2.** Cut the kernels along their *rows* in place of their columns. Return the layout for a kernel on this mesh; the check
 # looks at the shape of each device's part.
+
 
 # %%
 def row_layout(dtensor, mesh):
@@ -347,8 +358,10 @@ def check_rows():
     return [tuple(part.shape) for part in dtensor.unpack(kernel)]
 
 
-rows = run(check_rows, logical_devices=2, label="cut by rows", quiet=True)
-with exercise(2, "A layout lists one entry an axis: the mesh axis that cuts it, or dtensor.UNSHARDED."):
+rows = lab.run(check_rows, logical_devices=2, label="cut by rows", quiet=True)
+with lab.exercise(
+    2, "A layout lists one entry an axis: the mesh axis that cuts it, or dtensor.UNSHARDED."
+):
     assert rows.ok, str(rows.error)
     assert rows.value is not None, "row_layout() returns nothing yet: return a dtensor.Layout."
     assert rows.value == [(WIDTH // 2, WIDTH)] * 2, f"the parts have the shapes {rows.value}."
