@@ -21,16 +21,13 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from labsupport import (
-    choose, compare, exercise, expect_oom, explore, guess, load_tensorflow, predicted_vs_measured, run, tensor_mib, verdict,
-)  # fmt: skip
-from labsupport.showing.palette import COLOURS
+import labsupport as lab
 
-tf = load_tensorflow()  # import tensorflow as tf, without its start-up log
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
-SAMPLES = choose(SCALE, quick=512, full=1024)
-BUDGET = choose(SCALE, quick="128 MiB", full="512 MiB")
+SAMPLES = lab.choose(SCALE, quick=512, full=1024)
+BUDGET = lab.choose(SCALE, quick="128 MiB", full="512 MiB")
 INPUTS, WIDTH, CODE = 256, 512, 64
 
 # %% [markdown]
@@ -40,11 +37,11 @@ INPUTS, WIDTH, CODE = 256, 512, 64
 # metric learning does. The network is two dense layers; the batch is 512 samples.
 
 # %%
-my_guess = guess("Largest tensor in one training step?", GUESS_MIB)
+my_guess = lab.guess("Largest tensor in one training step?", GUESS_MIB)
 
 # %%
-layer = tensor_mib((SAMPLES, WIDTH))
-differences = tensor_mib((SAMPLES, SAMPLES, CODE))
+layer = lab.tensor_mib((SAMPLES, WIDTH))
+differences = lab.tensor_mib((SAMPLES, SAMPLES, CODE))
 print(f"a layer's output: {SAMPLES} × {WIDTH} × 4 B = {layer:.1f} MiB")
 print(f"all differences of codes: {SAMPLES} × {SAMPLES} × {CODE} × 4 B = {differences:.1f} MiB")
 
@@ -52,6 +49,7 @@ print(f"all differences of codes: {SAMPLES} × {SAMPLES} × {CODE} × 4 B = {dif
 # ## Failure
 #
 # The distances are written the obvious way: subtract every code from every other.
+
 
 # %%
 def distances(codes):
@@ -84,8 +82,8 @@ def train(distances):
     return [float(step()) for _ in range(3)]
 
 
-failure = run(train, distances, budget=BUDGET, label="all differences")
-expect_oom(failure);
+failure = lab.run(train, distances, budget=BUDGET, label="all differences")
+lab.expect_oom(failure)
 
 # %% [markdown]
 # The message names the operation that asked *last*. It need not be the one that holds the most.
@@ -95,9 +93,10 @@ expect_oom(failure);
 # **The article's advice:** profile. The same step runs once more with room to finish, between `start` and `stop` of the
 # profiler. The trace lands in a folder; `read_allocations` takes the memory events out of it.
 
+
 # %%
 def read_allocations(folder):
-    """Memory events of a trace in order of time: operation, shape, MiB (negative when freed), in use after it."""
+    """Memory events of a trace in order of time, with what TensorFlow noted of each."""
     from pathlib import Path
 
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -112,10 +111,15 @@ def read_allocations(folder):
                 kind = plane.event_metadata[event.metadata_id].name
                 if kind not in ("MemoryAllocation", "MemoryDeallocation"):
                     continue
-                facts = {"seconds": (line.timestamp_ns + event.offset_ps / 1000) / 1e9, "freed": kind == "MemoryDeallocation"}
+                facts = {
+                    "seconds": (line.timestamp_ns + event.offset_ps / 1000) / 1e9,
+                    "freed": kind == "MemoryDeallocation",
+                }
                 for stat in event.stats:
                     value = getattr(stat, stat.WhichOneof("value"))
-                    facts[stat_names[stat.metadata_id]] = stat_names[value] if stat.WhichOneof("value") == "ref_value" else value
+                    facts[stat_names[stat.metadata_id]] = (
+                        stat_names[value] if stat.WhichOneof("value") == "ref_value" else value
+                    )
                 rows.append(facts)
     return sorted(rows, key=lambda row: row["seconds"])
 
@@ -139,14 +143,15 @@ def traced(distances, ballast_mib=0):
     return [{name: event.get(name) for name in keep} for event in events], ballast.nbytes
 
 
-profiled = run(traced, distances, 100, label="all differences, traced").need()
+profiled = lab.measure(traced, distances, 100, label="all differences, traced")
 
 # %% [markdown]
 # Now the question that the message could not answer: *who holds memory at the peak?*
 
+
 # %%
 def holders_at_peak(events):
-    """A table of the allocations alive at the highest point of a trace: operation, shape, MiB, largest first."""
+    """A table of the allocations alive at the highest point of a trace, largest first."""
     peak = max(range(len(events)), key=lambda index: events[index]["bytes_allocated"] or 0)
     alive = {}
     for event in events[: peak + 1]:
@@ -155,7 +160,10 @@ def holders_at_peak(events):
         else:
             alive[event["addr"]] = event
     table = pd.DataFrame(
-        [{"operation": e["tf_op"], "shape": e["shape"], "MiB": e["allocation_bytes"] / 2**20} for e in alive.values()]
+        [
+            {"operation": e["tf_op"], "shape": e["shape"], "MiB": e["allocation_bytes"] / 2**20}
+            for e in alive.values()
+        ]
     )
     return table.sort_values("MiB", ascending=False, ignore_index=True)
 
@@ -168,6 +176,7 @@ holders.head(6).round(1)
 # The names are those of the code: `distances/…` is the name scope above, `gradient_tape/…` its gradient. That is the
 # culprit. **What works** is then a matter of algebra: ‖a−b‖² = ‖a‖² + ‖b‖² − 2a·b needs no tensor of three axes.
 
+
 # %%
 def distances_by_algebra(codes):
     with tf.name_scope("distances"):
@@ -175,28 +184,26 @@ def distances_by_algebra(codes):
         return squares[:, None] + squares[None, :] - 2.0 * tf.matmul(codes, codes, transpose_b=True)
 
 
-fix = run(train, distances_by_algebra, budget=BUDGET, label="by algebra")
-fix.need();
+fix = lab.run(train, distances_by_algebra, budget=BUDGET, label="by algebra")
+lab.expect_finished(fix)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-unbounded = run(train, distances, label="all differences, no tight budget", quiet=True).need()
-compare(unbounded, failure, fix)
+unbounded = lab.measure(train, distances, label="all differences, no tight budget")
+lab.compare(unbounded, failure, fix)
 
 # %%
-predicted_vs_measured(largest_tensor=(differences, holders["MiB"].max()))
+lab.predicted_vs_measured(largest_tensor=(differences, holders["MiB"].max()))
 
 # %%
 print(my_guess.against(holders["MiB"].max()))
 print(f"losses: {unbounded.value[0]:.4f} with all differences, {fix.value[0]:.4f} by algebra")
-top = holders.head(5)
-figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
-axes.barh(range(len(top)), top["MiB"], color=COLOURS[1])
-axes.set_yticks(range(len(top)), top["operation"])
+top = holders.head(5).set_index("operation")["MiB"]
+axes = top.plot.barh(figsize=(8, 2.4), xlabel="held at the peak (MiB)", ylabel="")
 axes.invert_yaxis()
-axes.set(xlabel="held at the peak (MiB)", title="Largest holders of memory at the peak, from the trace")
+axes.set_title("Largest holders of memory at the peak, from the trace")
 plt.show()
 
 # %% [markdown]
@@ -217,9 +224,15 @@ named = holders["MiB"].sum()
 at_peak = max(event["bytes_allocated"] or 0 for event in events) / 2**20
 anonymous = at_peak - named
 numpy_events = [event for event in events if event["allocation_bytes"] == ballast_bytes]
-print(f"in use at the peak {at_peak:.1f} MiB: {named:.1f} MiB named by the trace, {anonymous:.1f} MiB older than the recording")
-print(f"NumPy array of {ballast_bytes / 2**20:.0f} MiB: {len(numpy_events)} events in the trace; "
-      f"process peak {profiled.process_peak_mib or float('nan'):.0f} MiB, tensor peak {profiled.peak_mib:.0f} MiB")  # fmt: skip
+print(
+    f"in use at the peak {at_peak:.1f} MiB: {named:.1f} MiB named by the trace, "
+    f"{anonymous:.1f} MiB older than the recording"
+)
+print(
+    f"NumPy array of {ballast_bytes / 2**20:.0f} MiB: {len(numpy_events)} events in the trace; "
+    f"process peak {profiled.process_peak_mib or float('nan'):.0f} MiB, "
+    f"tensor peak {profiled.peak_mib:.0f} MiB"
+)
 
 # %% [markdown]
 # **In TensorBoard.** The profile plugin brings many packages of its own, some in versions that the labs cannot use, so it
@@ -238,39 +251,38 @@ print(f"NumPy array of {ballast_bytes / 2**20:.0f} MiB: {len(numpy_events)} even
 # **When it flips.** With few samples the distances are smaller than the layers and the culprit is another. Move the slider
 # to the batch at which they overtake.
 
+
 # %%
 def overtake(samples=512):
-    pairs, dense = tensor_mib((samples, samples, CODE)), tensor_mib((samples, WIDTH))
-    print(f"{samples} samples: one layer {dense:.2f} MiB, all differences {pairs:.2f} MiB (predicted)")
+    pairs, dense = lab.tensor_mib((samples, samples, CODE)), lab.tensor_mib((samples, WIDTH))
+    print(
+        f"{samples} samples: one layer {dense:.2f} MiB, all differences {pairs:.2f} MiB (predicted)"
+    )
 
 
-explore(overtake, samples=(2, 512, 2))
+lab.explore(overtake, samples=(2, 512, 2))
 
 # %% [markdown]
 # ## Verdict
 
 # %%
-verdict(
+lab.verdict(
     "C24",
     "partly",
-    figures={
-        "largest_holder": holders["operation"][0], "largest": holders["MiB"][0], "one_layer": layer,
-        "named_by_trace": named, "in_use_at_peak": at_peak, "numpy_events": len(numpy_events),
-    },
-    tests={
-        "the trace names the planted culprit as a largest holder at the peak": "'distances' in largest_holder and largest > 10 * one_layer",
-        "it names nearly all tensor memory at the peak, weights too": "named_by_trace > 0.99 * in_use_at_peak",
-        "it shows memory outside TensorFlow's allocator": "numpy_events > 0",
-    },
-    because="The profiler records what the allocator hands out while it runs, and nothing else.",
-    flips="For leaks of Python, NumPy or graphs (labs 02, 08) the process figures show what the trace cannot.",
-)  # fmt: skip
+    largest_holder=holders["operation"][0],
+    largest=holders["MiB"][0],
+    one_layer=layer,
+    named_by_trace=named,
+    in_use_at_peak=at_peak,
+    numpy_events=len(numpy_events),
+)
 
 # %% [markdown]
 # ## Exercises
 #
 # **1.** From `events`, return the three name scopes (the text before the first `/`) that were handed the most bytes in all,
 # whether or not they held them at the peak.
+
 
 # %%
 def busiest_scopes(events):
@@ -284,15 +296,22 @@ def busiest_scopes(events):
     # END SOLUTION
 
 
-with exercise(1, "Add up allocation_bytes by event['tf_op'].split('/')[0], skipping events that are freed; sort; take three."):
+with lab.exercise(
+    1,
+    "Add up allocation_bytes by event['tf_op'].split('/')[0], skipping events that are freed; "
+    "sort; take three.",
+):
     scopes = busiest_scopes(events)
     assert scopes is not None, "busiest_scopes() returns nothing yet: return a list of three names."
     assert len(scopes) == 3, f"three scopes are wanted, you return {len(scopes)}."
-    assert {"distances", "gradient_tape"} <= set(scopes), f"{scopes} cannot be right: which scope made the large tensors above?"
+    assert {"distances", "gradient_tape"} <= set(scopes), (
+        f"{scopes} cannot be right: which scope made the large tensors above?"
+    )
 
 # %% [markdown]
 # **2.** Cosine distances need no differences either. Write `cosine_distances(codes)`, 1 − cos of the angle between every
 # two codes, and let it train under the budget.
+
 
 # %%
 def cosine_distances(codes):
@@ -308,9 +327,15 @@ def try_cosine():
     return None if small is None else (small.numpy().round(3).tolist(), train(cosine_distances))
 
 
-cosine = run(try_cosine, budget=BUDGET, label="cosine", quiet=True)
-with exercise(2, "Normalize with tf.math.l2_normalize(codes, axis=-1); one matmul gives all cosines."):
+cosine = lab.run(try_cosine, budget=BUDGET, label="cosine", quiet=True)
+with lab.exercise(
+    2, "Normalize with tf.math.l2_normalize(codes, axis=-1); one matmul gives all cosines."
+):
     assert cosine.ok, str(cosine.error)
-    assert cosine.value is not None, "cosine_distances() returns nothing yet: return a tensor of shape (n, n)."
-    assert cosine.value[0] == [[0, 1, 0], [1, 0, 1], [0, 1, 0]], f"for three test codes it gives {cosine.value[0]}."
+    assert cosine.value is not None, (
+        "cosine_distances() returns nothing yet: return a tensor of shape (n, n)."
+    )
+    assert cosine.value[0] == [[0, 1, 0], [1, 0, 1], [0, 1, 0]], (
+        f"for three test codes it gives {cosine.value[0]}."
+    )
     assert cosine.peak_mib < 0.3 * unbounded.peak_mib, "there is still a tensor of three axes."
