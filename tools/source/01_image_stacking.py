@@ -31,9 +31,8 @@ BUDGET = lab.choose(SCALE, quick="256 MiB", full="1 GiB")
 SIZE = 224
 photos = sorted(str(path.resolve()) for path in Path("../data/photos").glob("*.jpg"))
 paths = (photos * -(-IMAGES // len(photos)))[:IMAGES]
-print(
-    f"{len(paths)} JPEG files, {sum(Path(path).stat().st_size for path in paths) / 2**20:.1f} MiB on disk"
-)
+on_disk = sum(Path(path).stat().st_size for path in paths) / 2**20
+print(f"{len(paths)} JPEG files, {on_disk:.1f} MiB on disk")
 
 # %% [markdown]
 # ## Predict
@@ -163,9 +162,8 @@ assert abs(unbounded.value - fix.value) < 0.01 * unbounded.value
 # %%
 def crossing(images=400, batch=32, batches_in_flight=3):
     eager, stream = 2 * images * one_image, batches_in_flight * batch * one_image
-    print(
-        f"eager {eager:7.1f} MiB   stream {stream:7.1f} MiB   {'the stream' if stream < eager else 'the list'} is smaller (predicted)"
-    )
+    smaller = "the stream" if stream < eager else "the list"
+    print(f"eager {eager:7.1f} MiB   stream {stream:7.1f} MiB   {smaller} is smaller (predicted)")
 
 
 lab.explore(crossing, images=(8, 1000, 8), batch=(8, 128, 8), batches_in_flight=(1, 10, 1))
@@ -205,7 +203,8 @@ def filled(paths):
 filled_run = lab.run(filled, paths, label="filled in place", quiet=True)
 with lab.exercise(
     1,
-    "Allocate once with np.empty, assign images[index] = load(path), and return float(images.mean()).",
+    "Allocate once with np.empty, assign images[index] = load(path), "
+    "and return float(images.mean()).",
 ):
     assert filled_run.ok, str(filled_run.error)
     assert filled_run.value is not None, (
@@ -241,7 +240,8 @@ def two_epochs_cached(paths):
 cached_run = lab.run(two_epochs_cached, paths, budget=BUDGET, label="uint8 cache", quiet=True)
 with lab.exercise(
     2,
-    "Cast inside the mapped function with tf.cast(image, tf.uint8), then cache(), then batch; cast back where the batch is summed.",
+    "Cast inside the mapped function with tf.cast(image, tf.uint8), then cache(), then batch; "
+    "cast back where the batch is summed.",
 ):
     assert cached_run.ok, str(cached_run.error)
     assert cached_run.value is not None, (
@@ -254,5 +254,6 @@ with lab.exercise(
         f"peak {cached_run.peak_mib:.0f} MiB: nothing seems to be cached."
     )
     assert cached_run.peak_mib < 0.7 * the_list, (
-        f"peak {cached_run.peak_mib:.0f} MiB against {the_list:.0f} of float32 images: what is cached is not uint8."
+        f"peak {cached_run.peak_mib:.0f} MiB against {the_list:.0f} of float32 images: "
+        "what is cached is not uint8."
     )
