@@ -88,7 +88,7 @@ def build_model():
 
 
 def make_step(model, optimizer):
-    """A function of (images, labels, rate) that takes one training step and gives the loss and the gradients."""
+    """A function (images, labels, rate) → (loss, gradients) that takes one training step."""
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
@@ -108,7 +108,7 @@ def learning_rate(start, epoch):
 
 
 def train_epoch(step, batches, rate, history):
-    """One epoch. The history is for plots after training: the loss and the size of the gradients."""
+    """One epoch. The history is for plots after training: loss and size of the gradients."""
     for images, labels in batches:
         loss, gradients = step(images, labels, rate)
         history.append({"loss": loss, "gradients": gradients})
@@ -152,7 +152,8 @@ labels = np.array([int(row["class"]) for row in rows])
 TRAIN = len(files) - 160
 
 my_guess = lab.guess(
-    f"Peak memory of this script: {len(files)} photographs, {len(RATES)} trials of {EPOCHS} epochs?",
+    f"Peak memory of this script: {len(files)} photographs, "
+    f"{len(RATES)} trials of {EPOCHS} epochs?",
     GUESS_MIB,
 )
 
@@ -186,7 +187,8 @@ for name, size in kept.items():
     print(f"{size:7.1f} MiB  {name}")
 predicted_load, predicted_peak = 2 * TRAIN * one_image, sum(kept.values())
 print(
-    f"{predicted_peak:7.1f} MiB  in all; while it loads, list + stack of the training images: {predicted_load:.1f} MiB"
+    f"{predicted_peak:7.1f} MiB  in all; while it loads, "
+    f"list + stack of the training images: {predicted_load:.1f} MiB"
 )
 
 # %% [markdown]
@@ -308,7 +310,8 @@ lab.predicted_vs_measured(
 print(my_guess.against(before.peak_mib))
 after = f"{report.best.value:.2f}" if report.best.ok else "none, it ran out of memory"
 print(
-    f"accuracy on photographs that it was not trained on: before {before.value:.2f}, after {after}; pure chance is {1 / CLASSES:.2f}"
+    f"accuracy on photographs that it was not trained on: before {before.value:.2f}, "
+    f"after {after}; pure chance is {1 / CLASSES:.2f}"
 )
 
 # %% [markdown]
@@ -343,7 +346,8 @@ def as_it_was(images=416, epochs=6, trials=3, budget_mib=256):
     history = trials * epochs * -(-(images - 160) // BATCH) * weights
     total = data + history + trials * 3 * weights
     print(
-        f"images {data:.0f} + history {history:.0f} + models {trials * 3 * weights:.0f} = {total:.0f} MiB: {'fits' if total < budget_mib else 'dies'} (predicted)"
+        f"images {data:.0f} + history {history:.0f} + models {trials * 3 * weights:.0f} = "
+        f"{total:.0f} MiB: {'fits' if total < budget_mib else 'dies'} (predicted)"
     )
 
 
