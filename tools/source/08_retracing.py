@@ -237,6 +237,32 @@ print(my_guess.against(growth["rate: Python number"]))
 
 
 # %%
+def taken_by(call, times, counter, graph_type):
+    """What `times` calls trace, leave alive, and add to the process in their second half."""
+    import gc
+
+    def graphs_alive():
+        gc.collect()
+        return sum(type(thing) is graph_type for thing in gc.get_objects())
+
+    def process_now():
+        gc.collect()
+        return lab.reading().process_mib
+
+    alive = graphs_alive()
+    for i in range(times):
+        if i == times // 2:
+            half = process_now()
+        call(i)
+    grown = process_now() - half
+    return {
+        "calls": times,
+        "traces": len(counter),
+        "graphs left alive": graphs_alive() - alive,
+        "KiB a call": 1024 * grown / (times - times // 2),
+    }
+
+
 def survey(calls):
     import gc
 
@@ -287,31 +313,13 @@ def survey(calls):
     gc.freeze()  # leaves what is there, all of TensorFlow, out of later collections: fast ones
     graph_type = type(warm.get_concrete_function(x, rate_at(0)).graph)
 
-    def process_now():
-        gc.collect()
-        return lab.reading().process_mib
-
-    def graphs_alive():
-        gc.collect()
-        return sum(type(thing) is graph_type for thing in gc.get_objects())
-
     table = {}
     for name, (prepare, call) in cases.items():
-        counter, alive = [], graphs_alive()
-        times = calls * (2 if "new tf.function" in name else 1)
+        counter = []
         function = prepare(make_step(counter))
         kept.append(function)
-        for i in range(times):
-            if i == times // 2:
-                half = process_now()
-            call(function, i)
-        grown = process_now() - half
-        table[name] = {
-            "calls": times,
-            "traces": len(counter),
-            "graphs left alive": graphs_alive() - alive,
-            "KiB a call": 1024 * grown / (times - times // 2),
-        }
+        times = calls * (2 if "new tf.function" in name else 1)
+        table[name] = taken_by(lambda i: call(function, i), times, counter, graph_type)
     return table
 
 
