@@ -295,9 +295,10 @@ def on_digits(x, y):
 small = lab.measure(on_digits, images[:128], labels[:128], label="digits").value
 changes = pd.DataFrame(
     {name: changes for name, (changes, _) in small.items()},
-    index=pd.RangeIndex(1, 5, name="micro-batch whose labels were changed"),
+    index=[f"micro-batch {number}" for number in range(1, 5)],
 )
 changes.plot.bar(figsize=(8, 2.8), rot=0, ylabel="change of the update")
+plt.xlabel("micro-batch whose labels were changed")
 plt.show()
 for name, (_, error) in small.items():
     print(f"{name}: distance from the whole batch's gradient {error:.1e}")
