@@ -10,9 +10,9 @@
 # ## Which lab for which trouble
 
 # %%
-from labsupport import find_lab, guesses, progress
+import labsupport as lab
 
-find_lab()
+lab.find_lab()
 
 # %% [markdown]
 # ## Your progress and your guesses
@@ -22,7 +22,7 @@ find_lab()
 # environment variable `LABSUPPORT_LEDGER` to `off` before you start JupyterLab to keep nothing.
 
 # %%
-progress()
+lab.progress()
 
 # %%
-guesses()
+lab.guesses()
