@@ -192,6 +192,11 @@ def test_a_function_that_cannot_be_read_there_says_so(tmp_path, monkeypatch):
     assert result.error.cause is Cause.SETUP and "only_here" in result.error.message
 
 
+def test_arguments_are_no_part_of_what_an_arm_leaves():
+    result = measure(lambda array: None, np.ones(2**23))  # 64 MiB
+    assert abs(result.process_end_mib) < 16 and result.process_peak_mib < 16
+
+
 def test_errors_that_the_function_caught_are_counted():
     def careful():
         import tensorflow as tf

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import jupytext
@@ -53,7 +54,10 @@ def without_markup(book):
 
 def execute(book):
     """Run a lab in labs/ as its reader would; an error ends the build with the cell's traceback."""
-    os.environ["LABSUPPORT_LEDGER"] = os.devnull  # a committed page shows nobody's own guesses and progress
+    nobody = (
+        Path(tempfile.gettempdir()) / "labs-build-no-ledger.jsonl"
+    )  # never written: a committed page shows nobody's work
+    os.environ["LABSUPPORT_LEDGER"] = str(nobody)
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
     # A box or slider without its kernel would look alive; its text says to run the cell.
     book.metadata.pop("widgets", None)

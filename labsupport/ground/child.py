@@ -148,9 +148,10 @@ def _prepare(header, tf):
 
 
 def _run(job, gauge, sender):
-    """(what the function returned, the record of what it raised or None).
+    """(what the function returned, the record of what it raised or None, its seconds, its figures).
 
-    What the arm forked and what comes back here ends by itself, as it would anywhere else: it does not speak for the arm.
+    The figures are read here, while the arguments are alive: they were there at the start, and are no part of what is
+    counted. What the arm forked and what comes back here ends by itself, as it would anywhere else: it does not speak for the arm.
     """
     import cloudpickle
 
@@ -158,7 +159,7 @@ def _run(job, gauge, sender):
     from labsupport.ground.budget import lift_process_limit
     from labsupport.ground.record import Start
 
-    me, loaded = os.getpid(), False
+    me, loaded, value, raised = os.getpid(), False, None, None
     try:
         function, args = cloudpickle.loads(job)
         del job
@@ -171,12 +172,12 @@ def _run(job, gauge, sender):
         value = function(*args)
         if os.getpid() != me:
             _leave(None)
-        return value, None
     except BaseException as caught:  # SystemExit and MemoryError too: the parent must hear of them
         if os.getpid() != me:
             _leave(caught)
         lift_process_limit()
-        return None, _raised(caught, setup=not loaded)
+        raised = _raised(caught, setup=not loaded)
+    return value, raised, time.monotonic() - gauge.zero if gauge.zero else None, gauge.figures()
 
 
 def _end(value, raised, seconds, figures):
@@ -233,9 +234,9 @@ def arm(descriptor):
     gauge = _prepare(header, tf)
     sender = Sender(descriptor)
     meter.connect(sender.send)
-    value, raised = _run(blocks.pop(), gauge, sender)  # popped, so that no second copy of the arguments stays
-    seconds = time.monotonic() - gauge.zero if gauge.zero else None
-    figures = gauge.figures()
+    value, raised, seconds, figures = _run(
+        blocks.pop(), gauge, sender
+    )  # popped, so that no second copy of the arguments stays
     lift_process_limit()
     end, buffers = _end(value, raised, seconds, figures)
     _flush()
