@@ -46,7 +46,7 @@ def arms(server):
     found = []
     for process in psutil.Process(server[0].pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "labsupport.ground.child" in process.cmdline():
+            if any("labsupport.ground.child" in part for part in process.cmdline()):
                 found.append(process)
     return found
 
