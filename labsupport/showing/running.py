@@ -16,6 +16,7 @@ def run(
 
     budget: what TensorFlow may hand out for tensors, such as "256 MiB"; None: half of the free memory.
     outside: what the process may add beside its tensors (NumPy, Python, graphs).
+        Files in /dev/shm, which are memory too, are out of its sight.
     label: name in pictures and tables; the function's name if None.
     timeout: seconds after which the child is ended.
     quiet: leave one line in place of a picture (for sweeps).
