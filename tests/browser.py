@@ -125,7 +125,11 @@ def prompt(cell):
 def start_cell(page, cell):
     """Run a cell as a person does; again if JupyterLab, still loading, did not take the keys."""
     for _ in range(20):
-        assert not page.locator("dialog.jp-Dialog").count(), page.locator("dialog.jp-Dialog").first.inner_text()
+        dialog = page.locator("dialog.jp-Dialog")
+        if dialog.count() and "Select Kernel" in dialog.first.inner_text():  # asked while the kernels are still unknown
+            dialog.first.locator(".jp-mod-accept").click()
+            page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")
+        assert not dialog.count(), dialog.first.inner_text()
         cell.locator(".cm-content").click(timeout=10_000)
         page.keyboard.press("Control+Enter")
         page.wait_for_timeout(1500)

@@ -289,7 +289,7 @@ def test_a_crash_right_after_the_allocator_ran_out_is_a_death_of_memory():
 
     result = run(crashing, budget="64 MiB")
     assert result.error.cause is Cause.CRASH_OUT and result.error.cause.of_memory
-    assert len(result.dumps) == 1
+    assert len(result.dumps) == 1 and result.wanted == 256 * MIB
 
 
 def test_an_arm_that_hangs():

@@ -25,7 +25,7 @@ from labsupport.ground.budget import MIB, Budget, child_environment, mib
 from labsupport.ground.child import end_children, named_code
 from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_folder
 from labsupport.ground.meter import SAMPLE_SECONDS
-from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes
+from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes, wanted_in_log
 from labsupport.ground.pipe import Garbled, Receiver
 from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
 from labsupport.ground.result import ArmError, ArmResult, Line, is_own
@@ -375,6 +375,7 @@ class _Watch:
         elif name not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"):
             cause, why = Cause.KILLED, "it was ended from outside"
         elif ran_out:
+            self._result.wanted = wanted_in_log(log)
             cause, why = (
                 Cause.CRASH_OUT,
                 "compiled code crashed when TensorFlow's allocator had just run out of memory (see the log)",

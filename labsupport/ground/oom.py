@@ -25,6 +25,12 @@ def wanted_bytes(message):
     return parse_size(by_xla[-1]) if by_xla else None
 
 
+def wanted_in_log(log):
+    """The same from the allocator's last complaint in a log, which is all that is left of a process that crashed."""
+    found = re.findall(r"ran out of memory trying to allocate ([\d.]+[KMG]?i?B)", log)
+    return parse_size(found[-1]) if found else None
+
+
 def dumped_in_use(log):
     """Bytes in use by each of the allocator's dumps in a log, in their order.
 
