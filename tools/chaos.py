@@ -25,7 +25,7 @@ import psutil
 
 from labsupport import phase
 from labsupport.ground.arm import Job, watched
-from labsupport.ground.record import Cause
+from labsupport.ground.record import Cause, Watcher
 
 TIMEOUT = 60  # seconds, for arms that hang: long enough for a busy machine to load TensorFlow
 
@@ -122,22 +122,10 @@ KINDS = {  # name: (function, what may come of it, how a Job differs)
 }
 
 
-class Silent:
-    """A record.Watcher that shows nothing."""
+class Silent(Watcher):
+    """Shows nothing."""
 
     stopped = False
-
-    def hear(self, stream, text):
-        pass
-
-    def update(self, result, elapsed, started):
-        pass
-
-    def finish(self, result):
-        pass
-
-    def abandon(self):
-        pass
 
 
 def one(name):

@@ -151,7 +151,8 @@ def _run(job, gauge, sender):
     """(what the function returned, the record of what it raised or None, its seconds, its figures).
 
     The figures are read here, while the arguments are alive: they were there at the start, and are no part of what is
-    counted. What the arm forked and what comes back here ends by itself, as it would anywhere else: it does not speak for the arm.
+    counted. What the arm forked and what comes back here ends by itself, as it would anywhere else: it does not speak
+    for the arm.
     """
     import cloudpickle
 
