@@ -19,7 +19,7 @@ _HOME = {
     "lesson.claims": ("verdict",),
     "lesson.isolation": ("isolated", "beside"),
     "lesson.capstone": ("script_functions", "check_script"),
-    "lesson.course": ("load_tensorflow", "explore", "choose", "exercise"),
+    "lesson.course": ("load_tensorflow", "explore", "choose", "note"),
     "doctor.checks": ("memory_budget", "assert_no_growth"),
     "doctor.magic": ("load_ipython_extension",),
     "learner.guide": ("find_lab",),

@@ -17,7 +17,7 @@ from nbval.plugin import IPyNbCell
 from xdist.scheduler import LoadScopeScheduling
 
 from labsupport.ground.budget import machine_memory
-from labsupport.lesson.course import EXERCISE_MIME
+from labsupport.lesson.exercises import EXERCISE_MIME
 
 os.environ["LABSUPPORT_LEDGER"] = "off"  # tests and the kernels that they start write to nobody's ledger
 _LOOK_SECONDS = 1
@@ -97,7 +97,7 @@ class NotebookRuns:
             )
             for facts in now:
                 assert not facts["passed"], f"exercise {facts['number']} passes although nobody has solved it"
-                assert facts["reason"] and facts["hint"], (
+                assert facts["reason"] and facts["hints"], (
                     f"exercise {facts['number']} fails without telling why, or without a hint"
                 )
         return result

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build
+import jupytext
 import nbformat
 import pytest
 from notebooks import run_notebook
 
 from labsupport.lesson.claims import VERDICT_MIME, claims
-from labsupport.lesson.course import EXERCISE_MIME
+from labsupport.lesson.exercises import EXERCISE_MIME
 
 ROOT = Path(__file__).parents[1]
 LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
@@ -69,7 +71,8 @@ def test_a_learner_finds_only_what_a_learner_opens():
 def test_a_drifted_notebook_is_noticed(tmp_path):
     """--check on a copy in which one word of a source has changed, and with it the catalogue."""
     source = f"tools/source/{LABS[0].stem}.py"
-    for name in ("tools/build.py", source, f"labs/{LABS[0].name}", f"labs/solutions/{LABS[0].name}"):
+    grader = f"labsupport/graders/{LABS[0].stem[3:]}.py"
+    for name in ("tools/build.py", source, grader, f"labs/{LABS[0].name}", f"labs/solutions/{LABS[0].name}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "data").mkdir()
@@ -96,7 +99,8 @@ def test_committed_lab_is_complete(path):
     assert re.match(rf"# {path.stem[:2]} · .+", prose), "the title"
     for word in ("**Symptom:**", "**Afterwards you can**", "| Time |", "| Memory |", "| Claims judged |"):
         assert word in book.cells[0].source, f"the first cell has no {word}"
-    assert re.findall(r"^## (.+)$", prose, re.MULTILINE) == SECTIONS
+    sections = re.findall(r"^## (.+)$", prose, re.MULTILINE)
+    assert [section for section in sections if section != "Advice, tested"] == SECTIONS
 
     parameters = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
     assert len(parameters) == 1 and re.search(r'^SCALE = "quick"', parameters[0], re.MULTILINE)
@@ -120,16 +124,55 @@ def test_committed_lab_judges_its_claims_and_leaves_the_exercises_to_the_learner
     exercises = outputs(book, EXERCISE_MIME)
     assert 2 <= len(exercises) <= 3
     for facts in exercises:
-        assert not facts["passed"] and facts["reason"] and facts["hint"], facts
+        assert not facts["passed"] and facts["reason"] and facts["hints"], facts
+
+
+def source_of(path):
+    return ROOT / "tools" / "source" / f"{path.stem}.py"
+
+
+def kind(cell):
+    """The tag of a cell that is an answer or grades one: "right" or "wrong"; None for any other."""
+    return next((tag for tag in cell.metadata.get("tags", []) if tag in ("right", "wrong")), None)
 
 
 @for_each_lab
-def test_solution_passes_with_other_parameters(path, tmp_path):
-    solution = path.parent / "solutions" / path.name
-    book = run_notebook(solution, tmp_path, cwd=path.parent, SCALE="quick", GUESS_MIB=123.0)
+def test_each_exercise_has_another_right_answer_and_two_wrong_ones(path):
+    answers = []
+    for cell in jupytext.read(source_of(path)).cells:
+        if "# BEGIN SOLUTION" in cell.source:
+            answers.append([])
+        if kind(cell):
+            answers[-1].append(kind(cell))
+            assert kind(cell) == "right" or re.match("# says: .", cell.source), (
+                f"what a wrong answer is told: {cell.source}"
+            )
+    assert len(answers) >= 2
+    for kinds in answers:
+        assert kinds.count("right") >= 1 and kinds.count("wrong") >= 2, kinds
+
+
+@for_each_lab
+def test_right_answers_pass_and_wrong_ones_are_told_why(path, tmp_path):
+    """The solution as committed, with other parameters; before each solution the answers that others may give."""
+    assert build.in_step(build.notebook(source_of(path), solved=True), path.parent / "solutions" / path.name)
+    with_answers = tmp_path / "answers" / path.name
+    with_answers.parent.mkdir()
+    nbformat.write(build.notebook(source_of(path), solved=True, answers=True), with_answers)
+    book = run_notebook(with_answers, tmp_path, cwd=path.parent, SCALE="quick", GUESS_MIB=123.0)
     assert "You guessed 123 MiB" in text(book), "the parameter has no effect"
-    exercises = outputs(book, EXERCISE_MIME)
-    assert len(exercises) >= 2 and not [facts for facts in exercises if not facts["passed"]], exercises
+    says, told = None, []
+    for cell in book.cells:
+        if found := re.match(r"# says: (.+)", cell.source):
+            says = found[1]
+        for facts in outputs(type(book)(cells=[cell]), EXERCISE_MIME):
+            if kind(cell) != "wrong":
+                told += [f"rejected, {facts}"] * (not facts["passed"])
+            elif facts["passed"]:
+                told.append(f"exercise {facts['number']} accepts the answer that should be told: {says}")
+            elif not re.search(says, facts["reason"], re.IGNORECASE):
+                told.append(f"exercise {facts['number']} tells {facts['reason']!r}, not {says!r}")
+    assert not told, "\n".join(told)
     assert_listed_claims_are_judged(book)
 
 

@@ -11,12 +11,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labsupport import exercise, verdict
+from labsupport import verdict
 from labsupport.learner import standing
 from labsupport.learner.tally import first_guesses, tendency
 from labsupport.lesson import claims, ledger
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import VerdictError
+from labsupport.lesson.exercises import exercise
 from labsupport.lesson.guessing import Guess
 from labsupport.lesson.ledger import LedgerError, current_lab, entries, record
 
@@ -37,8 +38,7 @@ def test_guess_exercise_and_verdict_land_in_the_ledger(file, monkeypatch):
     claim = {"claim": "It helps.", "because": "so", "flips": "never", "unit": "MiB", "tests": {"less": "fix < 2"}}
     monkeypatch.setattr(claims, "claims", lambda: {"C01": claim})
     Guess("How much?", 50.0).against(100.0)
-    with exercise(2, "a hint"):
-        raise AssertionError
+    exercise(2, "a hint")(lambda: 1 / 0)()
     verdict("C01", "holds", fix=1, ok=True)
     with pytest.raises(VerdictError):  # on this machine the claim came out otherwise: that is worth comparing
         verdict("C01", "holds", fix=3)
@@ -121,8 +121,7 @@ def test_a_damaged_line_costs_no_other(file):
 def test_what_cannot_be_written_is_said_once_and_the_lab_goes_on(file, monkeypatch, capsys):
     ledger.say_once.cache_clear()
     file.parent.write_text("a file where the folder should be; root may write into a read-only folder")
-    with exercise(1, "a hint"):
-        pass
+    exercise(1, "a hint")(lambda: None)()
     assert "You guessed" in Guess("How much?", 50.0).against(100.0)
     said = capsys.readouterr().out
     assert said.count("Your progress is not kept") == 1 and str(file) in said and "LABSUPPORT_LEDGER" in said

@@ -71,9 +71,9 @@ def test_nbval_keeps_a_notebook_in_one_worker(notebook):
 
 def test_nbval_fails_where_an_unsolved_exercise_passes_or_does_not_help(notebook):
     path = notebook(
-        "from labsupport import exercise\nwith exercise(1, 'a hint'):\n    pass",
-        "with exercise(2, ''):\n    assert False, 'why'",
-        "with exercise(3, 'a hint'):\n    assert False, 'why'",
+        "from labsupport.lesson.exercises import exercise\nexercise(1, 'a hint')(lambda: None)()",
+        "def no():\n    raise AssertionError('why')\n\nexercise(2)(no)()",
+        "exercise(3, 'a hint')(no)()",
     )
     book = nbformat.read(path, as_version=4)
     for number, cell in enumerate(book.cells[1:], 1):

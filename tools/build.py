@@ -24,10 +24,39 @@ SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION\n(.*?)^[ \t]*# END SOLUTION\n?
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 
-def notebook(source, solved):
-    """The notebook of a percent script, without outputs; its cell ids are the same every time."""
+def _tagged(cell):
+    """Whether a cell is an answer for the tests: the tag "right" or "wrong"."""
+    return bool({"right", "wrong"} & set(cell.metadata.get("tags", [])))
+
+
+def _with_answers(cells):
+    """The cells with each exercise's answers put before its solution, each followed by the exercise's grading cell."""
+    found = []
+    for place, cell in enumerate(cells):
+        if _tagged(cell):
+            solution = max(index for index, before in enumerate(found) if SOLUTION.search(before.source + "\n"))
+            grading = nbformat.from_dict(
+                {**cells[place - 1 - _answers_before(cells, place)], "metadata": cell.metadata}
+            )
+            found[solution:solution] = [cell, grading]
+        else:
+            found.append(cell)
+    return found
+
+
+def _answers_before(cells, place):
+    """How many answers stand directly before a place."""
+    return 0 if not _tagged(cells[place - 1]) else 1 + _answers_before(cells, place - 1)
+
+
+def notebook(source, solved, answers=False):
+    """The notebook of a percent script, without outputs; its cell ids are the same every time.
+
+    answers: with the right and wrong answers that only the tests run, each graded as the learner's would be.
+    """
     book = jupytext.read(source)
     book.metadata = nbformat.from_dict(KERNEL)
+    book.cells = _with_answers(book.cells) if answers else [cell for cell in book.cells if not _tagged(cell)]
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in ("tags",)})
@@ -68,8 +97,9 @@ def execute(book):
     without_markup(book)
 
 
-def described(text):
-    """What a lab says of itself in its first cell, and the numbers of its exercises, from its percent script."""
+def described(source):
+    """What a lab says of itself in its first cell, and the numbers of its exercises, from its percent script and its graders."""
+    text, grader = source.read_text(), ROOT / "labsupport" / "graders" / f"{source.stem[3:]}.py"
     first = re.sub(r"^# ?", "", text.split("# %%")[1], flags=re.MULTILINE)
 
     def part(pattern):
@@ -80,14 +110,19 @@ def described(text):
         "symptom": part(r"\*\*Symptom:\*\*(.+?)\n\n"),
         "time": part(r"\| Time \|(.+?)\|"),
         "claims": re.findall(r"C\d\d", part(r"\| Claims judged \|(.+?)\|")),
-        "exercises": [int(number) for number in re.findall(r"^with lab\.exercise\(\s*(\d)", text, re.MULTILINE)],
+        "exercises": [
+            int(number)
+            for number in re.findall(
+                r"^@exercise\(\s*(\d)", grader.read_text() if grader.exists() else "", re.MULTILINE
+            )
+        ],
     }
 
 
 def catalogue():
     """The text of data/labs.json."""
     sources = sorted(SOURCES.glob("[0-9]*.py"))
-    labs = {source.stem[:2]: {"name": source.stem, **described(source.read_text())} for source in sources}
+    labs = {source.stem[:2]: {"name": source.stem, **described(source)} for source in sources}
     return json.dumps(labs, indent=1, ensure_ascii=False) + "\n"
 
 

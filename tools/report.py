@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import papermill
 
-from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge
+from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge, otherwise
 from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ img{max-width:100%;background:#fff}
 {% for words, truth in entry.outcomes.items() %}
 <li>{{ "yes" if truth else "no" }}: {{ words }} <code>{{ entry.tests[words] }}</code></li>
 {% endfor %}
-</ul><p>Measured: {{ figures_text(entry.figures, entry.unit) }}</p><p>When it changes: {{ entry.flips }}</p>
+</ul><p>Measured: {{ figures_text(entry.figures, entry.unit) }}</p><p>{{ otherwise(claim) }}</p>
 {% endfor %}
 </html>
 """)
@@ -94,7 +94,9 @@ def page(ledger, failed):
     notes = [f"{lab} did not finish: {why}" for lab, why in failed.items()]
     notes += [f"No verdict yet: {', '.join(missing)}"] if missing else []
     title = "Popular advice on TensorFlow memory, measured"
-    return PAGE.render(title=title, notes=notes, judged=judged, signs=SIGNS, figures_text=figures_text)
+    return PAGE.render(
+        title=title, notes=notes, judged=judged, signs=SIGNS, figures_text=figures_text, otherwise=otherwise
+    )
 
 
 def run_all(labs, scale):

@@ -42,9 +42,9 @@ class VerdictError(AssertionError):
 
 @cache
 def claims():
-    """The claims by id from data/claims.toml: {"C01": {"claim": …, "articles": …, "because": …, "flips": …, "unit": …, "tests": …}}."""
+    """The claims by id from data/claims.toml, which explains their fields: {"C01": {"claim": …, "because": …, …}}."""
     return {
-        claim_id: {"unit": "MiB", **claim}
+        claim_id: {"unit": "MiB", "tests": {}, "flips": "", **claim}
         for claim_id, claim in tomllib.loads(data_file("claims.toml").read_text()).items()
     }
 
@@ -121,7 +121,7 @@ def verdict(claim_id, expected, **figures):
         raise VerdictError(f"there is no claim {claim_id!r}; data/claims.toml has {', '.join(claims())}")
     claim = claims()[claim_id]
     figures = {name: _figure(value) for name, value in figures.items()}
-    found, outcomes = judge(figures, claim["tests"])
+    found, outcomes = (UNTESTABLE, {}) if "command" in claim else judge(figures, claim["tests"])
     record(
         "verdict", id=claim_id, verdict=found, figures=figures, unit=claim["unit"]
     )  # also one that contradicts the text: machines differ
@@ -129,7 +129,11 @@ def verdict(claim_id, expected, **figures):
         raise VerdictError(
             f'{claim_id}: the text says "{expected}", but the figures say "{found}": {outcomes} with {figures}'
         )
-    because = "a figure it needs is unavailable on this machine" if found == UNTESTABLE else claim["because"]
+    because = (
+        "a figure it needs is unavailable on this machine"
+        if found == UNTESTABLE and "command" not in claim
+        else claim["because"]
+    )
     _show(claim_id, claim, found, because, figures, outcomes)
 
 
@@ -143,6 +147,10 @@ def figures_text(figures, unit):
     return ", ".join(shown) + (f" ({unit})" if shown and unit else "")
 
 
+def otherwise(claim):
+    return f"What would test it: {claim['command']}" if "command" in claim else f"When it changes: {claim['flips']}"
+
+
 def _show(claim_id, claim, found, because, figures, outcomes):
     """The card, and for the report all that it needs to judge again."""
     facts = {"id": claim_id, "verdict": found, "because": because, "figures": figures, "outcomes": outcomes}
@@ -151,7 +159,7 @@ def _show(claim_id, claim, found, because, figures, outcomes):
     measured = f"Measured: {figures_text(figures, claim['unit']) or 'nothing'}"
     show_card(
         f"{claim_id} {SIGNS[found]} {found}",
-        [f'"{claim["claim"]}"', because, *lines, measured, f"When it changes: {claim['flips']}"],
+        [f'"{claim["claim"]}"', because, *lines, measured, otherwise(claim)],
         _LOOKS[found].colour,
         {VERDICT_MIME: facts},
     )

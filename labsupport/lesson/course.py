@@ -1,20 +1,17 @@
-"""The small things that make a notebook a course: a quiet start, the scale of a run, graded exercises."""
+"""The small things that make a notebook a course: a quiet start, the scale of a run, sentences with figures."""
 
 import inspect
 import io
 import os
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 
 import matplotlib.pyplot as plt
 
 from labsupport.ground.budget import machine_memory, mib
-from labsupport.lesson.ledger import record
-from labsupport.showing.cards import as_html, show_card, show_widget
-from labsupport.showing.palette import FIGURES, GOOD, TO_DO
+from labsupport.showing.cards import as_html, show_widget
+from labsupport.showing.palette import FIGURES
 from labsupport.showing.plain import plain
 from labsupport.showing.words import describe_plots
-
-EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
 
 
 def load_tensorflow():
@@ -99,19 +96,8 @@ def choose(scale, quick, full):
     return quick if scale == "quick" else full
 
 
-@contextmanager
-def exercise(number, hint):
-    """Grade an exercise by the asserts in the block; shows "passed", or what is missing and the hint.
+def note(text):
+    """Display a sentence or two (Markdown) that read what a run gave. Every figure in it is a variable of that run."""
+    from IPython.display import display
 
-    A failing assert does not stop the notebook, so that "run all cells" reaches the end of an unsolved lab.
-    """
-    try:
-        yield
-        passed, reason = True, ""
-    except Exception as error:
-        passed, reason = False, plain(str(error)) or f"{type(error).__name__}: the code does not do it yet"
-    record("exercise", number=number, passed=passed)
-    look = GOOD if passed else TO_DO
-    title = f"{look.sign} Exercise {number}: " + ("passed" if passed else f"not yet. {reason}")
-    facts = {"number": number, "passed": passed, "reason": reason, "hint": hint}
-    show_card(title, [] if passed else [f"Hint: {hint}"], look.colour, {EXERCISE_MIME: facts})
+    display({"text/plain": plain(text), "text/markdown": plain(text)}, raw=True)

@@ -33,6 +33,7 @@ _CARD = template(
     """\
 <div style="border-left:6px solid {{ colour }};padding:4px 10px"><b>{{ title }}</b>
 {%- for line in lines %}<br>{{ line }}{% endfor %}
+{%- for title, text in folds %}<details><summary>{{ title }}</summary>{{ text }}</details>{% endfor %}
 </div>"""
 )
 _ERROR = template(
@@ -44,12 +45,13 @@ _ERROR = template(
 )
 
 
-def show_card(title, lines, colour, more=None):
-    """Display a card, the same as plain text beside it. more: further MIME types and their data."""
+def show_card(title, lines, colour, more=None, folds=()):
+    """Display a card, the same as plain text beside it. more: further MIME types and their data; folds: (title, text) to open."""
     from IPython.display import display
 
-    html = _CARD.render(title=title, lines=lines, colour=colour)
-    display({"text/plain": plain("\n".join([title, *lines])), "text/html": html, **(more or {})}, raw=True)
+    html = _CARD.render(title=title, lines=lines, colour=colour, folds=folds)
+    text = "\n".join([title, *lines, *(f"{name}: {words}" for name, words in folds)])
+    display({"text/plain": plain(text), "text/html": html, **(more or {})}, raw=True)
 
 
 def show_error(error):

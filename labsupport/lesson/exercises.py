@@ -1,0 +1,52 @@
+"""Exercises that grade themselves: what a grader in labsupport/graders/ is made of."""
+
+import functools
+
+from labsupport.lesson.ledger import record
+from labsupport.showing.cards import show_card
+from labsupport.showing.palette import GOOD, TO_DO
+from labsupport.showing.plain import plain
+
+EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
+
+
+def exercise(number, *hints):
+    """Make a grader of a function that takes a learner's answer, and what else it needs, and asserts what the answer does.
+
+    The grader shows "passed", or what is missing, with one more of the hints, folded, after each try. Whatever the answer
+    does, the notebook goes on, so that "run all cells" reaches the end of an unsolved lab.
+    """
+
+    def decorate(grade):
+        tries = 0
+
+        @functools.wraps(grade)
+        def graded(*given, **named):
+            nonlocal tries
+            reason = ""
+            try:
+                grade(*given, **named)
+            except (Exception, SystemExit) as error:
+                tries += 1
+                reason = plain(str(error)) or f"{type(error).__name__}: the code does not do it yet"
+            record("exercise", number=number, passed=not reason)
+            _show(number, reason, hints[:tries])
+
+        return graded
+
+    return decorate
+
+
+def finished(result):
+    """Assert that an arm of an answer ended well, or say why it did not."""
+    if not result.ok and result.error.cause.of_memory:
+        raise AssertionError(f"it ran out of memory: {result.error}")
+    assert result.ok, f"it did not run to its end: {result.error}"
+
+
+def _show(number, reason, hints):
+    look = TO_DO if reason else GOOD
+    title = f"{look.sign} Exercise {number}: " + (f"not yet. {reason}" if reason else "passed")
+    folds = [(f"Hint {place}", hint) for place, hint in enumerate(hints, 1)] if reason else []
+    facts = {"number": number, "passed": not reason, "reason": reason, "hints": [hint for _, hint in folds]}
+    show_card(title, [], look.colour, {EXERCISE_MIME: facts}, folds)

@@ -1,0 +1,57 @@
+"""Exercises grade themselves; whatever an answer does, the notebook goes on."""
+
+import pytest
+
+from labsupport.lesson.exercises import EXERCISE_MIME, exercise
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What was displayed, as a list of MIME bundles."""
+    bundles = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: bundles.append(data))
+    return bundles
+
+
+@exercise(1, "first hint", "second hint")
+def halved(answer):
+    assert answer() == 1, f"it is {answer()}"
+
+
+def facts(shown):
+    return [bundle[EXERCISE_MIME] for bundle in shown]
+
+
+def test_a_right_answer_passes(shown):
+    halved(lambda: 1)
+    assert facts(shown) == [{"number": 1, "passed": True, "reason": "", "hints": []}]
+
+
+def raises(error):
+    def answer():
+        raise error
+
+    return answer
+
+
+def test_a_wrong_one_is_told_what_is_missing_with_a_hint_more_each_time(shown):
+    for answer in (lambda: 2, raises(AssertionError()), raises(SystemExit(3))):
+        exercise(2, "first hint", "second hint")(lambda: halved.__wrapped__(answer))()
+    again = exercise(3, "first hint", "second hint")(halved.__wrapped__)
+    for _ in range(3):
+        again(lambda: 2)
+    assert not [each for each in facts(shown) if each["passed"] or not each["reason"]]
+    assert facts(shown)[0]["reason"].startswith("it is 2")
+    assert [len(each["hints"]) for each in facts(shown)[3:]] == [1, 2, 2]
+    assert "<details><summary>Hint 2</summary>second hint</details>" in shown[-1]["text/html"]
+
+
+def test_what_an_error_says_is_shown_and_does_nothing(shown):
+    halved(raises(ValueError("<b>\ud800\u202e")))
+    assert facts(shown)[0]["reason"] == r"<b>\ud800\u202e" and "<b>\\" not in shown[0]["text/html"]
+
+
+def test_an_interrupt_is_no_wrong_answer(shown):
+    with pytest.raises(KeyboardInterrupt):
+        halved(raises(KeyboardInterrupt()))
+    assert shown == []
