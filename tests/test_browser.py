@@ -42,11 +42,13 @@ def page(server):
 
 
 def arms(server):
-    """The processes of arms that the kernels of this server have started."""
+    """The processes of arms that the kernels of this server have started: all that a nursery has forked."""
     found = []
     for process in psutil.Process(server[0].pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any("labsupport.ground.child" in part for part in process.cmdline()):
+            if all(
+                any("labsupport.ground.nursery" in part for part in p.cmdline()) for p in (process, process.parent())
+            ):
                 found.append(process)
     return found
 

@@ -35,8 +35,8 @@ def raises(error):
 
 
 def test_a_wrong_one_is_told_what_is_missing_with_a_hint_more_each_time(shown):
-    for answer in (lambda: 2, raises(AssertionError()), raises(SystemExit(3))):
-        exercise(2, "first hint", "second hint")(lambda: halved.__wrapped__(answer))()
+    for number, answer in enumerate([lambda: 2, raises(AssertionError()), raises(SystemExit(3))]):
+        exercise(number, "first hint", "second hint")(halved.__wrapped__)(answer)
     again = exercise(3, "first hint", "second hint")(halved.__wrapped__)
     for _ in range(3):
         again(lambda: 2)

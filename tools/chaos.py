@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 from labsupport import phase
+from labsupport.ground import nursery
 from labsupport.ground.arm import Job, watched
 from labsupport.ground.record import Cause, Watcher
 
@@ -140,8 +141,8 @@ def left_behind(before):
     """Sentences on what the arms left."""
     marks = Path(tempfile.gettempdir()).glob("labsupport-*/.labsupport-arm.json")
     folders = [str(mark.parent) for mark in marks if json.loads(mark.read_text())["pid"] == os.getpid()]
-    processes = [process.name() for process in psutil.Process().children(recursive=True)]
-    files = len(os.listdir("/proc/self/fd")) - before
+    processes = [p.name() for p in psutil.Process().children(recursive=True) if p.pid not in nursery.pids()]
+    files = len(os.listdir("/proc/self/fd")) - len(nursery.pids()) - before
     sleeping = [
         process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "1000"]
     ]

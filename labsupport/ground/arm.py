@@ -6,10 +6,10 @@ import io
 import linecache
 import os
 import re
+import select
 import selectors
 import signal
 import struct
-import subprocess
 import sys
 import time
 import types
@@ -21,8 +21,9 @@ import cloudpickle
 import msgspec
 import psutil
 
+from labsupport.ground import nursery
 from labsupport.ground.budget import MIB, Budget, child_environment, mib
-from labsupport.ground.child import end_children, named_code
+from labsupport.ground.child import STATUS, end_children, named_code
 from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_folder
 from labsupport.ground.meter import SAMPLE_SECONDS
 from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes, wanted_in_log
@@ -32,7 +33,6 @@ from labsupport.ground.result import ArmError, ArmResult, Line, is_own
 from labsupport.ground.values import NoValue, unpack
 
 _ROOT = Path(__file__).parents[2]
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from labsupport.ground.child import main; main(int(sys.argv[2]))"
 _LOG_BYTES = 2 * MIB  # kept of each stream, the newest; an allocator's dump has some tens of KiB
 # Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact. Writing fresh
 # pages goes at about 1 GiB a second on the machines that this was tried on, so this is half a second of it.
@@ -42,6 +42,7 @@ _MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback
 _REST_SECONDS = (
     1  # for output that waits in the pipes at the end, 64 KiB each; a thread of the arm may write without end
 )
+_END_SECONDS = 5  # for a process that was killed to be gone; none was seen to take a tenth of one
 # A crash belongs to the allocator's dump before it if it comes this soon after it; both come from one failed operation.
 _CRASH_SECONDS = 2
 
@@ -152,38 +153,29 @@ class _Child:
     """The processes of one arm, supervisor and arm, with the pipes to and from them. Nothing here waits for them."""
 
     def __init__(self, blocks, environment):
-        receive, send = os.pipe()
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, str(_ROOT), str(send)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=environment,
-                pass_fds=[send],
-            )
+            self._ends = nursery.start(environment)
         except OSError as error:
-            os.close(receive)
             raise ArmSetupError(
                 f"no process could be started for the arm ({error.strerror}): close other programs"
             ) from error
-        finally:
-            os.close(send)
-        self.records = Receiver(receive)
+        self.records = Receiver(self._ends.records)
+        self._supervisor, self._code = None, None
         self._log, self._log_bytes = deque(), 0
         self._to_send = [memoryview(part) for block in blocks for part in (struct.pack("<Q", len(block)), block)]
         self._selector = selectors.DefaultSelector()
-        os.set_blocking(self.process.stdin.fileno(), False)
-        self._selector.register(self.process.stdin, selectors.EVENT_WRITE)
-        for stream in (receive, self.process.stdout, self.process.stderr):
+        os.set_blocking(self._ends.stdin, False)
+        self._selector.register(self._ends.stdin, selectors.EVENT_WRITE)
+        for stream in self._ends[1:]:
             self._selector.register(stream, selectors.EVENT_READ)
 
     def read(self, seconds):
         """What comes within `seconds`: yields ("record", record, arrays), ("stdout", text), ("stderr", text). Raises Garbled."""
         for key, _ in self._selector.select(seconds):
-            if key.fileobj is self.process.stdin:
+            if key.fileobj == self._ends.stdin:
                 self._send()
+            elif key.fileobj == self._ends.status:
+                self._hear_supervisor()
             elif key.fileobj == self.records.descriptor:
                 for record, arrays in self.records.read():
                     yield "record", record, arrays
@@ -192,11 +184,21 @@ class _Child:
             else:
                 yield from self._text(key.fileobj)
 
+    def _hear_supervisor(self):
+        block = os.read(self._ends.status, STATUS.size)
+        if not block:
+            self._selector.unregister(self._ends.status)
+            self._code = -signal.SIGKILL if self._code is None else self._code  # ended before it could tell
+        elif self._supervisor is None:
+            self._supervisor = psutil.Process(*STATUS.unpack(block))
+        else:
+            (self._code,) = STATUS.unpack(block)
+
     def _text(self, stream):
-        block = os.read(stream.fileno(), 1 << 16)
+        block = os.read(stream, 1 << 16)
         if not block:
             self._selector.unregister(stream)
-        elif stream is self.process.stdout:
+        elif stream == self._ends.stdout:
             yield "stdout", block.decode(errors="replace")
         else:
             self._log.append(block)
@@ -208,42 +210,42 @@ class _Child:
     def _send(self):
         try:
             while self._to_send:
-                self._to_send[0] = self._to_send[0][os.write(self.process.stdin.fileno(), self._to_send[0][: 2**20]) :]
+                self._to_send[0] = self._to_send[0][os.write(self._ends.stdin, self._to_send[0][: 2**20]) :]
                 if not self._to_send[0]:
                     self._to_send.pop(0)
         except BlockingIOError:
             return
         except BrokenPipeError:  # it died; its log says why
             self._to_send.clear()
-        self._selector.unregister(self.process.stdin)  # and stays open: it is the child's lifeline
+        self._selector.unregister(self._ends.stdin)  # and stays open: it is the child's lifeline
 
     def rest(self):
         """What was written before the last record is in the pipes already: yields as read() does, without waiting."""
-        streams, until = (self.process.stdout, self.process.stderr), time.monotonic() + _REST_SECONDS
+        streams, until = (self._ends.stdout, self._ends.stderr), time.monotonic() + _REST_SECONDS
         while time.monotonic() < until and any(key.fileobj in streams for key, _ in self._selector.select(0)):
             for kind, *what in self.read(0):
                 if kind != "record":
                     yield kind, *what
 
     def gone(self):
-        """The exit status, as Popen gives it, once the arm has ended and nothing is left to read; None before."""
-        code = self.process.poll()
-        return None if self._selector.select(0) else code
+        """The exit code, as Popen gives it, once the arm has ended and nothing is left to read; None before."""
+        return None if self._selector.select(0) else self._code
 
     def log(self):
         return b"".join(self._log).decode(errors="replace")
 
     def end(self):
         """End the arm and all it started, then its supervisor, and close the pipes."""
-        if self.process.poll() is None:
-            end_children(self.process.pid)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        with contextlib.suppress(psutil.Error):
+            if self._supervisor is None and select.select([self._ends.status], [], [], 0)[0]:
+                self._hear_supervisor()
+            if self._supervisor is not None and self._supervisor.is_running():
+                end_children(self._supervisor.pid)
+                self._supervisor.kill()
+                self._supervisor.wait(_END_SECONDS)
         self._selector.close()
-        os.close(self.records.descriptor)
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            stream.close()
+        for descriptor in self._ends:  # an arm that is only about to start sees from this that nobody waits for it
+            os.close(descriptor)
 
 
 class _Watch:

@@ -17,6 +17,7 @@ import time
 import traceback
 import types
 
+STATUS = struct.Struct("<i")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _MOST_FRAMES = 40  # of a traceback, from either end; a reader wants fewer
@@ -33,34 +34,32 @@ def _prctl(option, value):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def supervise(arm):
-    """Wait for the arm, or for the parent's end; end everything that the arm started; exit as the arm did.
+def supervise(arm, status):
+    """Wait for the arm, or for the parent's end; end everything that the arm started; tell how the arm ended.
+
+    status: the descriptor to tell it by: first this process's number, then the exit code as Popen gives it.
 
     A process of its own can do so while the arm holds the GIL. Orphans of the arm come to it (prctl: subreaper),
     daemons and sessions of their own included, so it finds them all.
     """
+    os.write(status, STATUS.pack(os.getpid()))
     poll = select.poll()
     poll.register(0, 0)  # only the hang-up is reported; what is to be read is for the arm
     if hasattr(os, "pidfd_open"):
         poll.register(os.pidfd_open(arm), select.POLLIN)
-    status = None
-    while status is None:
+    ended = None
+    while ended is None:
         gone = any(
             descriptor == 0 and event & (select.POLLHUP | select.POLLERR) for descriptor, event in poll.poll(500)
         )
         if gone:
             os.kill(arm, signal.SIGKILL)
         pid, code = os.waitpid(arm, 0 if gone else os.WNOHANG)
-        status = code if pid else None
+        ended = code if pid else None
     end_children()
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no second core file
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)
+    with contextlib.suppress(OSError):  # nobody may be there any more to hear it
+        os.write(status, STATUS.pack(os.waitstatus_to_exitcode(ended)))
+    os._exit(0)
 
 
 def end_children(of=None, seconds=2):
@@ -249,20 +248,22 @@ def arm(descriptor):
         signal.pause()
 
 
-def main(descriptor):
-    """Called in a fresh interpreter; descriptor: where records go."""
+def main(records, status, prepare):
+    """Called in a process that has only loaded TensorFlow; records, status: descriptors; prepare(): called in the arm."""
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     pid = os.fork()
     if pid:
-        os.close(descriptor)
+        os.close(records)
         for stream in (1, 2):  # a reader of the arm's output shall see its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        supervise(pid)
+        supervise(pid, status)
+    os.close(status)
     os.setsid()  # a signal to the arm's group, which a script may send, does not reach the supervisor
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        arm(descriptor)
+        prepare()
+        arm(records)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -1,0 +1,215 @@
+"""Where arms come from: a process that has loaded TensorFlow, and done nothing else, forks once for each of them.
+
+Loading TensorFlow takes seconds. What an arm needs is a process in which nothing has run yet, and the fork of one that
+has only loaded it is that: no thread of TensorFlow's, no device, no tensor. A nursery belongs to one environment, since
+TensorFlow reads variables while it loads, and ends when the process ends that started it.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+_ROOT = str(Path(__file__).parents[2])
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from labsupport.ground.nursery import main; main(int(sys.argv[2]))"
+)
+_OF_ONE_ARM = ("TMPDIR", "TF_CPU_BFC_MEM_LIMIT_IN_MB")  # read when the first tensor is made, not while TensorFlow loads
+_MOST = 2  # kept: the notebook's own environment, and a lab's other one, such as without oneDNN; each takes 250 MiB
+_SIZE = struct.Struct("<Q")
+_PRESENT = 1 << 63  # a bit of /proc/PID/pagemap: the page is in memory (Linux: admin-guide/mm/pagemap.rst)
+
+
+class Ends(NamedTuple):
+    """The descriptors that a new arm's parent holds: to write to its standard input, and to read from all others."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    records: int
+    status: int
+
+
+class _Nursery:
+    """The parent's side of one nursery process."""
+
+    def __init__(self, environment):
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START, _ROOT, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def ask(self, environment, theirs):
+        """Hand over the other ends of an arm's pipes. Raises OSError if the nursery has gone."""
+        request = msgspec.msgpack.encode({"environment": environment, "folder": os.getcwd(), "umask": _umask()})
+        socket.send_fds(self._socket, [_SIZE.pack(len(request))], theirs)
+        self._socket.sendall(request)
+
+    def leave(self):
+        """It ends when it has answered what it was asked."""
+        self._socket.close()
+
+
+_nurseries, _left, _lock = {}, [], threading.Lock()
+
+
+def start(environment):
+    """Begin a process for an arm with this environment; returns its Ends. Raises OSError where no process can be started."""
+    pipes = []
+    try:
+        pipes += [os.pipe() for _ in Ends._fields]
+        (read, write), *others = pipes
+        with _lock:
+            _ask(environment, [read, *(theirs for _, theirs in others)])
+    except BaseException:
+        for pipe in pipes:
+            os.close(pipe[0])
+            os.close(pipe[1])
+        raise
+    for descriptor in (read, *(theirs for _, theirs in others)):
+        os.close(descriptor)
+    return Ends(write, *(ours for ours, _ in others))
+
+
+def _ask(environment, theirs):
+    shared = {name: value for name, value in environment.items() if name not in _OF_ONE_ARM}
+    key = (os.getpid(), tuple(sorted(shared.items())), _limits())
+    _left[:] = [nursery for nursery in _left if nursery.process.poll() is None]
+    for _ in range(2):
+        nursery = _nurseries.pop(key, None)
+        if nursery is None or nursery.process.poll() is not None:
+            nursery = _Nursery(environment)
+        _nurseries[key] = nursery  # the one used last stands last
+        while len(_nurseries) > _MOST:
+            _left.append(_nurseries.pop(next(iter(_nurseries))))
+            _left[-1].leave()
+        try:
+            nursery.ask(environment, theirs)
+            return
+        except OSError:  # it was ended meanwhile, for instance by a system without memory: once more with a new one
+            del _nurseries[key]
+    nursery.ask(environment, theirs)
+
+
+def pids():
+    """The numbers of the nurseries of this process: they outlive their arms."""
+    return {nursery.process.pid for nursery in [*_nurseries.values(), *_left]}
+
+
+def _umask():
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
+
+
+def _limits():
+    """What a process inherits from its parent and a nursery could not take back: limits, and on which cores it may run."""
+    names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    return tuple(resource.getrlimit(getattr(resource, name)) for name in names), cores
+
+
+def main(descriptor):
+    """The nursery's side: called in a fresh interpreter; descriptor: its end of the socket."""
+    os.setsid()
+    asked = socket.socket(fileno=descriptor)
+    loaded = _load()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children here: their parent is elsewhere
+    while True:
+        head, theirs, _, _ = socket.recv_fds(asked, _SIZE.size, len(Ends._fields))
+        if not head:
+            os._exit(0)
+        request = _receive(asked, *_SIZE.unpack(head))
+        if os.fork() == 0:
+            asked.close()
+            _be_born(request, theirs, loaded)
+        for descriptor in theirs:
+            os.close(descriptor)
+
+
+def _receive(asked, size):
+    with asked.dup() as again, again.makefile("rb", buffering=0) as stream:
+        body = b""
+        while len(body) < size:
+            body += stream.read(size - len(body))
+    return msgspec.msgpack.decode(body)
+
+
+def _load():
+    """Load TensorFlow; returns where its files lie in memory, for touch(). An arm that cannot load it says so itself."""
+    if sys.platform != "linux":  # elsewhere system libraries do not take a fork well
+        return []
+    with contextlib.suppress(Exception):
+        import tensorflow as tf
+
+        _ = tf.keras  # loaded on first use
+    return _resident_files()
+
+
+def _resident_files():
+    """[(address, pages)] of the pages of files that are in this process's memory."""
+    import numpy as np
+
+    page, found = os.sysconf("SC_PAGE_SIZE"), []
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb") as pages:
+        for line in maps:
+            addresses, rights, _, _, inode, *_ = line.split()
+            if inode == "0" or rights[0] != "r" or rights[1] == "w":
+                continue
+            first, last = (int(address, 16) // page for address in addresses.split("-"))
+            pages.seek(8 * first)
+            here = np.frombuffer(pages.read(8 * (last - first)), np.uint64) & np.uint64(_PRESENT) != 0
+            edges = np.flatnonzero(np.diff(here, prepend=False, append=False))
+            found += [((first + a) * page, b - a) for a, b in edges.reshape(-1, 2).tolist()]
+    return found
+
+
+def _touch(files):
+    """Bring pages of files back into the resident set, which a fork empties of them.
+
+    Otherwise an arm's process would grow by code that it has long loaded, as soon as it runs.
+    """
+    import ctypes
+
+    import numpy as np
+
+    page = os.sysconf("SC_PAGE_SIZE")
+    for address, pages in files:
+        np.frombuffer((ctypes.c_char * (pages * page)).from_address(address), np.uint8)[::page].sum()
+
+
+def _be_born(request, theirs, loaded):
+    """In the fork: become what a fresh process with this environment would be, then the arm."""
+    from labsupport.ground import child
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None  # it remembers TMPDIR
+    with contextlib.suppress(OSError):
+        os.chdir(request["folder"])
+    for place, descriptor in enumerate(theirs[:3]):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    if "numpy" in sys.modules:
+        sys.modules[
+            "numpy"
+        ].random.seed()  # or all arms would draw the same numbers; Python's own generator does it itself
+    child.main(*theirs[3:], prepare=lambda: _touch(loaded))
