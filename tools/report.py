@@ -7,6 +7,7 @@ The page and the table come from the verdicts that the notebooks left in their o
 import argparse
 import base64
 import sys
+from collections import Counter
 from pathlib import Path
 
 import nbformat
@@ -76,8 +77,15 @@ def contradiction(entry):
 
 
 def readme_table(ledger):
-    """The README's table in Markdown, in the order of the claims; the notebooks have all figures, this the first few."""
-    rows = ["| | claim | verdict | measured | lab |", "|---|---|---|---|---|"]
+    """The README's count and table in Markdown, in the order of the claims; the notebooks have all figures, this the first few."""
+    found = Counter(entry["verdict"] for entry in ledger)
+    counts = ", ".join(f"{number} {SIGNS[verdict]} {verdict}" for verdict, number in found.most_common())
+    rows = [
+        f"Of {len(ledger)} claims: {counts}.",
+        "",
+        "| | claim | verdict | measured | lab |",
+        "|---|---|---|---|---|",
+    ]
     for entry in sorted(ledger, key=lambda e: e["id"]):
         words = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
         first = dict(list(entry["figures"].items())[:SHOWN])

@@ -27,9 +27,12 @@ class FirstGuess:
 
 
 def _lab(entry):
-    """The lab that an entry belongs to; None for a notebook of the learner's own."""
-    lab = labs().get(entry["lab"][:2])
-    return lab if lab and lab.name == entry["lab"] else None
+    """The lab that an entry belongs to; None for a notebook of the learner's own.
+
+    By its name without the number: an entry from before the series was numbered anew still counts.
+    """
+    named = entry["lab"][3:]
+    return next((lab for lab in labs().values() if lab.name[3:] == named), None)
 
 
 def first_guesses(kept):

@@ -13,6 +13,7 @@ from labsupport.showing.plain import for_matplotlib
 _ON_LINES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # behind words that lie on curves
 _ROOM = 1.12  # above the highest curve, for the words on it
 _WAITED = 3  # seconds without a change before an OOM; below that a picture is to scale
+_BEYOND = 1.05  # times its budget: an arm whose log does not tell what it asked for wanted more than there was
 _NAMED = 0.05  # of the time axis that a phase must take; in a narrower one its name would overlap with the next
 
 
@@ -101,19 +102,32 @@ def _shades(axes, phases):
             axes.annotate(for_matplotlib(phase.name), (phase.start, 0.98), xytext=(3, 0), **look)
 
 
+def _wanted(result):
+    """Bytes that an arm which died of memory would have had in use with what it asked for; at least more than its budget."""
+    in_use = result.dumps[-1] if result.dumps else result.figures["peak"]
+    return max(in_use + (result.wanted or 0), result.budget * _BEYOND)
+
+
 def _bars(axes, results, story):
-    """A bar for each arm's exact peak, and a hatched one for what was left at its end."""
+    """A bar for each arm's exact peak, and a hatched one for what was left at its end.
+
+    The bar of an arm that ran out of memory goes on, empty, to what it wanted: its peak is where it was stopped.
+    """
     peak_name, end_name = ("peak", "end") if story == "tensors" else ("process_peak", "process_end")
     for index, result in enumerate(results):
-        peak, end = result.figures[peak_name], result.figures[end_name]
+        peak, end, colour = result.figures[peak_name], result.figures[end_name], style(index)["color"]
+        tip = peak or 0
         if peak is not None:
-            axes.barh(index, peak / MIB, 0.7, color=style(index)["color"], alpha=0.85)
+            axes.barh(index, peak / MIB, 0.7, color=colour, alpha=0.85)
+            if story == "tensors" and not result.ok and result.error.cause.of_memory:
+                tip = _wanted(result)
+                axes.barh(index, (tip - peak) / MIB, 0.7, left=peak / MIB, fill=False, edgecolor=colour, ls=":", lw=1.5)
         if end is not None and result.ok:
             axes.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
-        words = "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f" ({result.outcome})")
-        axes.annotate(
-            words, ((peak or 0) / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES
+        words = (
+            "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f"+ ({result.outcome})")
         )
+        axes.annotate(words, (tip / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES)
     if story == "tensors":
         for budget in {result.budget for result in results if result.budget_given}:
             axes.axvline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
@@ -123,7 +137,8 @@ def _bars(axes, results, story):
     )
     axes.invert_yaxis()
     axes.set_xlim(right=axes.get_xlim()[1] * 1.25 or 1)  # room for the words behind the longest bar
-    axes.set_xlabel("MiB: bar = peak, hatched = at the end")
+    dotted = ", dotted = wanted" if story == "tensors" and not all(result.ok for result in results) else ""
+    axes.set_xlabel(f"MiB: bar = peak{dotted}, hatched = at the end")
     axes.grid(False)
 
 
