@@ -14,12 +14,12 @@ import threading
 import time
 from pathlib import Path
 
+import left_behind
 import numpy as np
 import psutil
 import pytest
 
 from labsupport import ArmSetupError, expect_finished, expect_oom, measure, phase, reading, run
-from labsupport.ground import nursery
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
 
@@ -45,7 +45,7 @@ def alive(pid):
 def nothing_left():
     """After every test: no process and no folder of an arm."""
     yield
-    assert not [process for process in psutil.Process().children(recursive=True) if process.pid not in nursery.pids()]
+    assert left_behind.processes() == []
     assert marked_by(os.getpid()) == []
 
 

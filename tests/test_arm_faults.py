@@ -12,26 +12,23 @@ import threading
 import time
 from pathlib import Path
 
+import left_behind
 import numpy as np
 import psutil
 import pytest
 
 from labsupport import measure, run
-from labsupport.ground import folders, nursery, result
+from labsupport.ground import folders, result
 from labsupport.ground.record import Cause
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd")) - len(nursery.pids())  # a socket to each
 
 
 @pytest.fixture(autouse=True)
 def nothing_left():
     """After every test: no process, no open file."""
-    before = descriptors()
+    before = left_behind.descriptors()
     yield
-    assert not [process for process in psutil.Process().children(recursive=True) if process.pid not in nursery.pids()]
-    assert descriptors() == before
+    assert left_behind.processes() == []
+    assert left_behind.descriptors() == before
 
 
 # --- folders

@@ -142,7 +142,7 @@ def left_behind(before):
     marks = Path(tempfile.gettempdir()).glob("labsupport-*/.labsupport-arm.json")
     folders = [str(mark.parent) for mark in marks if json.loads(mark.read_text())["pid"] == os.getpid()]
     processes = [p.name() for p in psutil.Process().children(recursive=True) if p.pid not in nursery.pids()]
-    files = len(os.listdir("/proc/self/fd")) - len(nursery.pids()) - before
+    files = len(os.listdir("/proc/self/fd")) - nursery.sockets() - before
     sleeping = [
         process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "1000"]
     ]
@@ -157,7 +157,7 @@ def main():
     options = parser.parse_args()
     random.seed(options.seed)
     names, wrong, done = random.choices(list(KINDS), k=options.arms), [], collections.Counter()
-    before, began = len(os.listdir("/proc/self/fd")), time.monotonic()
+    before, began = len(os.listdir("/proc/self/fd")) - nursery.sockets(), time.monotonic()
     with ThreadPoolExecutor(2) as pool, contextlib.redirect_stderr(io.StringIO()):
         for name, trouble in zip(names, pool.map(one, names)):
             done[name] += 1

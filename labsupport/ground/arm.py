@@ -122,6 +122,11 @@ def watched(job, make_watcher):
     return result
 
 
+def get_ready():
+    """Let TensorFlow be loaded for the arms to come, while this process does something else."""
+    nursery.warm(child_environment(Budget.of(None, "2 GiB"), {}))
+
+
 def _cells():
     """Source of the notebook cells run so far: {file name: lines}. They exist only in this process's line cache."""
     return {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
@@ -237,7 +242,7 @@ class _Child:
     def end(self):
         """End the arm and all it started, then its supervisor, and close the pipes."""
         with contextlib.suppress(psutil.Error):
-            if self._supervisor is None and select.select([self._ends.status], [], [], 0)[0]:
+            if self._supervisor is None and self._code is None and select.select([self._ends.status], [], [], 0)[0]:
                 self._hear_supervisor()
             if self._supervisor is not None and self._supervisor.is_running():
                 end_children(self._supervisor.pid)

@@ -87,29 +87,44 @@ def start(environment):
     return Ends(write, *(ours for ours, _ in others))
 
 
-def _ask(environment, theirs):
+def warm(environment):
+    """Let TensorFlow be loaded for arms that will come with this environment; does not wait for it."""
+    with _lock, contextlib.suppress(OSError):
+        _nursery(environment)
+
+
+def _nursery(environment):
+    """The nursery of an environment, a new one if need be; the one used last stands last in _nurseries."""
     shared = {name: value for name, value in environment.items() if name not in _OF_ONE_ARM}
     key = (os.getpid(), tuple(sorted(shared.items())), _limits())
     _left[:] = [nursery for nursery in _left if nursery.process.poll() is None]
-    for _ in range(2):
-        nursery = _nurseries.pop(key, None)
-        if nursery is None or nursery.process.poll() is not None:
-            nursery = _Nursery(environment)
-        _nurseries[key] = nursery  # the one used last stands last
-        while len(_nurseries) > _MOST:
-            _left.append(_nurseries.pop(next(iter(_nurseries))))
-            _left[-1].leave()
-        try:
-            nursery.ask(environment, theirs)
-            return
-        except OSError:  # it was ended meanwhile, for instance by a system without memory: once more with a new one
-            del _nurseries[key]
-    nursery.ask(environment, theirs)
+    nursery = _nurseries.pop(key, None)
+    if nursery is None or nursery.process.poll() is not None:
+        nursery = _Nursery(environment)
+    _nurseries[key] = nursery
+    while len(_nurseries) > _MOST:
+        _left.append(_nurseries.pop(next(iter(_nurseries))))
+        _left[-1].leave()
+    return nursery
+
+
+def _ask(environment, theirs):
+    nursery = _nursery(environment)
+    try:
+        nursery.ask(environment, theirs)
+    except OSError:  # it is about to end, for instance killed by a system without memory: once more with a new one
+        nursery.process.wait()
+        _nursery(environment).ask(environment, theirs)
 
 
 def pids():
     """The numbers of the nurseries of this process: they outlive their arms."""
     return {nursery.process.pid for nursery in [*_nurseries.values(), *_left]}
+
+
+def sockets():
+    """How many descriptors of this process lead to nurseries."""
+    return len(_nurseries)
 
 
 def _umask():

@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 
 import matplotlib.pyplot as plt
 
+from labsupport.ground.arm import get_ready
 from labsupport.ground.budget import machine_memory, mib
 from labsupport.showing.cards import as_html, show_widget
 from labsupport.showing.palette import FIGURES
@@ -23,6 +24,7 @@ def load_tensorflow():
     plt.rcParams.update(FIGURES)
     describe_plots()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    get_ready()
     # Compiled code writes to file descriptor 2 directly, before its log level can be set from Python.
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

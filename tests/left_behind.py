@@ -1,0 +1,26 @@
+"""What arms leave in this process. Nurseries stay, they outlive their arms."""
+
+import os
+import time
+
+import psutil
+
+from labsupport.ground import nursery
+
+
+def processes(seconds=10):
+    """The processes below this one that do not end by themselves meanwhile.
+
+    What was given up before TensorFlow was loaded still starts afterwards, sees that nobody waits for it, and ends.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        found = [p for p in psutil.Process().children(recursive=True) if p.pid not in nursery.pids()]
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
+
+
+def descriptors():
+    """The number of open files, without the socket to each nursery."""
+    return len(os.listdir("/proc/self/fd")) - nursery.sockets()
