@@ -410,6 +410,7 @@ def evaluate_at_once(model, images, labels):
     return float(np.mean(tf.argmax(model(images), axis=1).numpy() == labels))
 
 
+# %%
 def evaluate_in_chunks(model, images, labels):
     # BEGIN SOLUTION
     accuracy = keras.metrics.SparseCategoricalAccuracy()
@@ -542,6 +543,7 @@ def channel_means_of_all(model, images, labels):
     return tf.reduce_mean(tf.concat(outputs, axis=0), axis=(0, 1, 2)).numpy()
 
 
+# %%
 def channel_means(model, images, labels):
     hidden = keras.Model(model.inputs, model.layers[1].output)
     # BEGIN SOLUTION
