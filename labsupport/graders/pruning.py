@@ -1,0 +1,126 @@
+"""Graders of the lab on magnitude pruning."""
+
+import numpy as np
+
+from labsupport.lesson.exercises import exercise, finished
+from labsupport.showing.running import run
+
+
+def _pruned(options, steps, data):
+    """In the arm, with Keras 2: (share of zeros after each step) of a kernel that is pruned for so many steps."""
+    import tensorflow as tf
+    import tensorflow_model_optimization as tfmot
+
+    sparsity = tfmot.sparsity.keras
+    model = tf.keras.Sequential([tf.keras.layers.Input((64,)), tf.keras.layers.Dense(10)])
+    model = sparsity.prune_low_magnitude(model, pruning_schedule=sparsity.PolynomialDecay(**options))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    shares = []
+
+    class Counts(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            mask = next(variable for variable in model.variables if "mask" in variable.name)
+            shares.append(float(np.mean(mask.numpy() == 0)))
+
+    x, y = data[0][: 4 * steps], data[1][: 4 * steps]
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[sparsity.UpdatePruningStep(), Counts()])
+    return shares
+
+
+@exercise(
+    1,
+    "The last renewal decides: it is at the last step that is a multiple of frequency behind begin_step, and at end_step "
+    "only if that is one.",
+    "Let frequency follow from steps first, and end_step from frequency.",
+)
+def schedule(answer, data, env):
+    """answer(steps) gives a schedule that leaves 80 % zeros; real trainings of three lengths show it."""
+    for steps in (20, 57, 110):
+        options = answer(steps)
+        assert options is not None and options is not Ellipsis, "schedule() returns nothing yet: return a dict."
+        assert isinstance(options, dict), f"schedule() returns a {type(options).__name__}, not a dict."
+        done = run(_pruned, options, steps, data, env=env, label=f"{steps} steps with your schedule", quiet=True)
+        finished(done)
+        shares = np.array(done.value)
+        end = f"after {steps} steps {shares[-1]:.1%} are zeros"
+        assert abs(shares[-1] - 0.8) < 0.005, f"{end} and not 80 %: at which step is the last renewal?"
+        renewals = np.flatnonzero(np.diff(shares, prepend=0) > 1e-9)
+        assert len(renewals) >= 5, f"{end}, but they came in {len(renewals)} renewals, not five or more."
+        left = steps - 1 - renewals[-1]
+        assert left >= steps / 4 - 1, f"{end}, but only {left} steps are left to recover: end it earlier."
+
+
+@exercise(
+    2,
+    "np.nonzero gives rows and columns, row by row; how many values has each row?",
+    "A row starts where the values of all rows before it end. A row without values starts there, too.",
+)
+def to_csr(answer, kernel):
+    """answer(kernel) gives values, columns and starts, from which the kernel can be built again."""
+    hollow = np.array(kernel)
+    hollow[[0, 7, -1]] = 0
+    for given, name in ((kernel[:100], "a kernel"), (hollow, "a kernel with a row without values")):
+        parts = answer(given.copy())
+        assert parts is not None and parts is not Ellipsis, "to_csr() returns nothing yet."
+        assert isinstance(parts, (tuple, list)) and len(parts) == 3, "return three arrays: values, columns, starts."
+        values, columns, starts = map(np.asarray, parts)
+        for part, kind, what in (
+            (values, "float32", "values"),
+            (columns, "uint16", "columns"),
+            (starts, "int32", "starts"),
+        ):
+            assert part.dtype == kind, f"{what} are {part.dtype}, not {kind}."
+        assert len(starts) == len(given) + 1, f"{name} of {len(given)} rows got {len(starts)} starts, not rows + 1."
+        assert starts[0] == 0 and starts[-1] == len(values) == len(columns), "the last start is the number of values."
+        assert len(values) == np.count_nonzero(given), f"{len(values)} values: only what is not zero is to be stored."
+        back = np.zeros_like(given)
+        rows = np.repeat(np.arange(len(given)), np.diff(starts))
+        back[rows, columns] = values
+        assert np.array_equal(back, given), f"{name} cannot be built again from these parts."
+
+
+def _operations(kernel):
+    """In the arm: the operations of the packed file of one dense layer with this kernel."""
+    import tensorflow as tf
+
+    class Layer(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((1, len(kernel)))])
+        def __call__(self, x):
+            return tf.matmul(x, tf.constant(kernel))
+
+    layer = Layer()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([layer.__call__.get_concrete_function()], layer)
+    converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
+    content = converter.convert()
+    interpreter = tf.lite.Interpreter(model_content=content)
+    return [operation["op_name"] for operation in interpreter._get_ops_details()]
+
+
+@exercise(
+    3,
+    "kernel.reshape(rows // 4, 4, units) has the blocks along its second axis.",
+    "Rank the sums over that axis, and let each decision count for four rows: np.repeat(…, 4, axis=0).",
+)
+def prune_blocks(answer, kernel):
+    """answer(kernel, share) has that share of blocks of four inputs at zero, the weakest, and the others untouched."""
+    for share in (0.8, 0.5):
+        given = np.array(kernel)
+        made = answer(given, share)
+        assert made is not None and made is not Ellipsis, "prune_blocks() returns nothing yet: return a kernel."
+        made = np.asarray(made)
+        assert made.shape == kernel.shape, f"a kernel of {kernel.shape} became one of {made.shape}."
+        assert np.array_equal(given, kernel), "the kernel that was handed in is changed: work on a copy."
+        changed = made != kernel
+        assert not made[changed].any(), "some weights are neither kept nor zero."
+        found = float(np.mean(made == 0))
+        assert abs(found - share) < 0.01, f"{found:.0%} are zeros where the share is {share:.0%}."
+        blocks = (made == 0).reshape(-1, 4, made.shape[1]).mean(axis=1)
+        assert np.isin(blocks, (0, 1)).all(), "the zeros do not come in blocks of four inputs of one unit."
+        strength = np.abs(kernel).reshape(-1, 4, made.shape[1]).sum(axis=1)
+        kept, gone = strength[blocks == 0], strength[blocks == 1]
+        assert kept.min() >= gone.max() * (1 - 1e-5), "a block was removed that is stronger than one that stayed."
+        if share == 0.8:
+            done = run(_operations, made.astype("float32"), label="your kernel, packed", quiet=True)
+            finished(done)
+            assert "DENSIFY" not in done.value, f"the file runs {done.value}: the kernel is unpacked first."
