@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 16 · Reading an OOM: the allocator and fragmentation
 #
-# **Symptom:** *"OOM when allocating tensor … although nvidia-smi shows free memory"*, *"If the cause is memory
-# fragmentation …"*, and a hundred lines of `Bin (256): Total Chunks …` that nobody reads.
+# **Symptom:** *"OOM when allocating tensor … If the cause is memory fragmentation …"* in a loop whose tensors, added
+# up, would fit, and a hundred lines of `Bin (256): Total Chunks …` that nobody reads.
 #
 # **Afterwards you can** read the message and the dump, draw from them what lay where, tell "too much in use" from
-# "enough free, but in pieces", and order allocations so that the pieces do not arise.
+# "enough free, but in pieces", and order work so that the pieces do not arise.
 #
 # | | |
 # |---|---|
@@ -14,64 +14,78 @@
 # | Claims judged | C23 |
 
 # %% tags=["parameters"]
-SCALE = "quick"  # "full" takes blocks four times as large
+SCALE = "quick"  # "full" makes every row twice as wide
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
 import re
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 import labsupport as lab
+from labsupport.graders import reading_an_oom as check
 
 tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 
-BLOCK = lab.choose(SCALE, quick=16, full=64)  # MiB
-BUDGET = f"{16 * BLOCK + 2} MiB"  # the allocator keeps 2 MiB apart for small tensors
-WANTED = 4 * BLOCK
+COLUMNS = lab.choose(SCALE, quick=256, full=512)
+KEPT = COLUMNS * 5 // 8
+BUDGET = lab.choose(SCALE, quick="212 MiB", full="424 MiB")
+SIZES = [1024, 4096, 16384, 65536]  # rows of a batch
+print(f"batches of {SIZES} rows, budget {BUDGET}")
 
 # %% [markdown]
 # ## Predict
 #
-# TensorFlow does not ask the system for every tensor. It takes one large region (on a GPU: nearly all of the card) and
-# cuts tensors out of it. The allocator is called *best-fit with coalescing*: a request gets the smallest free piece that
-# is large enough, and neighbouring free pieces are joined.
+# TensorFlow does not ask the system for every tensor. Its allocator takes one large *region* (on a GPU nearly all of the
+# card) and cuts *chunks* out of it. It is called *best-fit with coalescing*, BFC: a request gets the smallest free chunk
+# that is large enough, and free neighbours are joined.
 #
-# Fifteen blocks lie in a region with room for sixteen. Every other one is freed. Then one tensor of four blocks' size
-# is wanted.
+# A sweep runs a layer's activation on larger and larger batches, and keeps a part of every output to compare them later.
+# What has to be there at the worst moment, in the last and largest batch? Its rows, the output, what is kept of it, and
+# what was kept of the batches before.
 
 # %%
-free_after = 16 * BLOCK - 8 * BLOCK
-print(
-    f"region {16 * BLOCK} MiB, in use 8 × {BLOCK} = {8 * BLOCK} MiB, free {free_after} MiB",
-    end=", ",
-)
-print(f"wanted {WANTED} MiB")
-my_guess = lab.guess("How large is the largest tensor that fits now?", GUESS_MIB)
+my_guess = lab.guess("What do the tensors of the sweep need at its peak?", GUESS_MIB)
+
+# %%
+largest = SIZES[-1]
+parts = {
+    "rows and output": 2 * lab.tensor_mib((largest, COLUMNS)),
+    "kept of it": lab.tensor_mib((largest, KEPT)),
+    "kept before": sum(lab.tensor_mib((rows, KEPT)) for rows in SIZES[:-1]),
+}
+needed = sum(parts.values())
+print(", ".join(f"{name} {size:.1f} MiB" for name, size in parts.items()))
+print(f"in all {needed:.1f} MiB, budget {BUDGET}")
 
 # %% [markdown]
 # ## Failure
 #
-# Twice as much is free as is wanted.
+# That is less than the budget.
 
 
 # %%
-def block(mebibytes):
-    return tf.zeros([mebibytes * 2**18])  # float32
+def batch(rows):
+    return np.random.default_rng(rows).standard_normal((rows, COLUMNS), np.float32)
 
 
-def free_every_other(size, wanted):
-    with lab.phase("fill"):
-        blocks = [block(size) for _ in range(15)]
-    with lab.phase("free every other"):
-        for index in range(1, 15, 2):
-            blocks[index] = None
-    with lab.phase("want a large one"):
-        large = block(wanted)
-    return int(tf.size(large))
+def sweep(sizes):
+    kept = []
+    for rows in sizes:
+        with lab.phase(f"{rows} rows"):
+            x = tf.constant(batch(rows))
+            output = tf.tanh(x)
+            kept.append(output[:, :KEPT])
+            del x, output
+    return [part.numpy() for part in kept]
 
 
-failure = lab.run(free_every_other, BLOCK, WANTED, budget=BUDGET, label="every other block freed")
+def smallest_first(sizes):
+    return sum(float(part.sum()) for part in sweep(sizes))
+
+
+failure = lab.run(smallest_first, SIZES, budget=BUDGET, label="smallest first")
 lab.expect_oom(failure)
 
 # %% [markdown]
@@ -107,57 +121,79 @@ for state, size in chunks(dump):
 axes.set(yticks=[], xlabel="place in the region (MiB): blue = in use, hatched = free")
 axes.set_title("The region when the allocation failed")
 plt.show()
-print(f"free: {sum(free):.0f} MiB in {len(free)} pieces, the largest {max(free):.0f} MiB", end="; ")
-print(f"wanted: {WANTED} MiB")
+
+# %%
+done = len(failure.phases) - 1  # the last one ended in the error
+live = sum(lab.tensor_mib((rows, KEPT)) for rows in SIZES[:done])
+live += 2 * lab.tensor_mib((SIZES[done], COLUMNS))
+wanted = failure.wanted / 2**20
+limit = failure.budget / 2**20
+in_use = failure.dumps[-1] / 2**20
+lab.note(
+    f"The batch of {SIZES[done]:,} rows wanted {wanted:.0f} MiB for what is to be kept of it. The tensors that were alive "
+    f"have {live:.1f} MiB by their shapes, so {limit - live:.1f} of {limit:.0f} MiB were needed by nobody. Of these "
+    f"{sum(free):.1f} MiB were free, in {len(free)} pieces, the largest of {max(free):.1f} MiB. The other "
+    f"{in_use - live:.1f} MiB lay unused at the end of a chunk in use: a free chunk that is less than twice the "
+    "request is handed out whole."
+)
 
 # %% [markdown]
+# Every batch is larger than the hole that the one before it has left, so it goes behind it; and what is kept, which
+# stays, lies between the holes.
+#
 # ## Fix
 #
-# The article says that the allocator fragments and stops there. TensorFlow's own message recommends
-# `TF_GPU_ALLOCATOR=cuda_malloc_async`, which exists for GPUs only. What works everywhere is to let neighbours go together,
-# so that they are joined. The same seven blocks' worth is freed here; only *which* ones differs.
+# TensorFlow's message recommends `TF_GPU_ALLOCATOR=cuda_malloc_async`, which exists for GPUs only. What works everywhere
+# is the order: the largest batch first leaves the largest hole, and each later one fits into it. Same batches, same
+# results, same budget.
 
 
 # %%
-def free_neighbours(size, wanted):
-    with lab.phase("fill"):
-        blocks = [block(size) for _ in range(15)]
-    with lab.phase("free neighbours"):
-        for index in range(7):
-            blocks[index] = None
-    with lab.phase("want a large one"):
-        large = block(wanted)
-    return int(tf.size(large))
+def largest_first(sizes):
+    return smallest_first(sizes[::-1])
 
 
-fix = lab.run(free_neighbours, BLOCK, WANTED, budget=BUDGET, label="seven neighbours freed")
+fix = lab.run(largest_first, SIZES, budget=BUDGET, label="largest first")
 lab.expect_finished(fix)
+
+# %% [markdown]
+# Does the order only lower what is needed? A control: smallest first again, in a region with room to spare.
+
+# %%
+control = lab.run(smallest_first, SIZES, label="smallest first, room to spare")
+lab.expect_finished(control)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-lab.compare(failure, fix)
+lab.compare(control, failure, fix)
 
 # %%
-lab.predicted_vs_measured(free_in_all=(free_after, sum(free)), largest_piece=(BLOCK, max(free)))
+lab.predicted_vs_measured(smallest_first=(needed, control.peak_mib))
 
 # %%
-print(my_guess.against(max(free)))
-assert sum(free) > WANTED > max(free), (
-    "the failure must be fragmentation: enough free in all, no piece large enough"
+print(my_guess.against(control.peak_mib))
+assert np.isclose(fix.value, control.value, rtol=1e-3)
+assert control.peak_mib < limit, "with room to spare it must need less than the budget"
+lab.note(
+    f"With room to spare the same sweep peaks at {control.peak_mib:.1f} MiB, within the budget of {limit:.0f} MiB in which "
+    f"it died. Largest first peaks at {fix.peak_mib:.1f} MiB: the largest batch meets nothing that was kept, and what "
+    "comes later fits into its place."
 )
 
 # %% [markdown]
 # ## Explain
 #
-# * **In use** is what tensors hold. **Reserved** is the region; the system, `top` and the GPU tool see only that. After a
-#   tensor is freed its memory goes back to the region, never to the system.
-# * **Fragmentation** needs mixed lifetimes: something long-lived between short-lived things. Variable batch shapes, a
-#   growing list between steps, or a validation pass in the middle of training do it.
-# * **Rounding.** Every tensor takes a multiple of 256 bytes, so many tiny tensors cost far more than their contents.
-# * **The last piece.** When a free piece is less than twice the request, and the rest would be below 128 MiB, it is handed
-#   out whole. Close to the limit, in-use can therefore jump by more than was asked for.
+# * **In use** is what chunks hold that were handed out. **Reserved** is the region; the system, `top` and the GPU tool see
+#   only that, so they cannot tell fragmentation from a full region. A freed tensor's memory goes back to the region, never
+#   to the system.
+# * **Fragmentation** needs mixed lifetimes: something that stays between things that come and go in growing sizes. Kept
+#   results of batches that grow do it; so do optimizer slots that are made in the first step (`optimizer.build`
+#   before it puts them in front).
+# * **Rounding.** Every tensor takes at least a quarter of a KiB, so many tiny tensors cost far more than their contents.
+# * **The last piece.** A free chunk that is less than twice the request, and whose rest would be below 128 MiB, is handed
+#   out whole ([bfc_allocator.cc](https://github.com/tensorflow/tensorflow/blob/v2.21.0/third_party/xla/xla/tsl/framework/bfc_allocator.cc)).
 #
 # The next cell measures the last two.
 
@@ -167,20 +203,22 @@ def rounding():
     with lab.phase("scalars"):
         scalars = [tf.zeros([]) + index for index in range(10_000)]
     del scalars
-    blocks = [block(100)]
+    blocks = [tf.zeros([100 * 2**18])]
     with lab.phase("last piece"):  # 156 MiB are left in the region; the remainder would be 56
-        blocks.append(block(100))
+        blocks.append(tf.zeros([100 * 2**18]))
 
 
 rounded = lab.measure(rounding, budget="258 MiB", label="rounding and the last piece")
 numbers, tiny = lab.tensor_mib((10_000,)), rounded.phase("scalars").added_mib
-print(f"10,000 scalars of 4 bytes hold {numbers:.2f} MiB of numbers and take {tiny:.2f} MiB")
 jump = rounded.phase("last piece").added_mib
-print(f"a tensor of 100 MiB out of the last piece takes {jump:.0f} MiB")
+lab.note(
+    f"10,000 scalars of 4 bytes hold {numbers:.2f} MiB of numbers and take {tiny:.2f} MiB. "
+    f"A tensor of 100 MiB out of the last piece takes {jump:.0f} MiB."
+)
 
 # %% [markdown]
-# **When it flips.** If what is wanted is no larger than one hole, nothing fails. Move the slider: how large may the largest
-# tensor be, when every other of the blocks in the region is freed?
+# **When it flips.** If what is wanted fits into the largest hole, nothing fails. In the simplest case blocks fill a region,
+# and every other one is freed: how large may the largest tensor be?
 
 
 # %%
@@ -208,11 +246,12 @@ lab.explore(holes, block_mib=(1, 128, 1), wanted_mib=(1, 128, 1), region_mib=(64
 lab.verdict(
     "C23",
     "holds",
-    free=sum(free),
-    largest=max(free),
-    wanted=WANTED,
     died=failure.outcome == "OOM",
-    neighbours_fit=fix.ok,
+    not_needed=limit - live,
+    wanted=wanted,
+    largest=max(free),
+    room_to_spare=control.peak_mib,
+    budget=limit,
     tensors_at_end=fix.end_mib,
     process_at_end=fix.process_end_mib,
 )
@@ -230,40 +269,74 @@ def largest_free(log):
     # END SOLUTION
 
 
-with lab.exercise(
-    1, "chunks(log) gives (state, bytes); keep the free ones, take the largest, divide by 2**20."
-):
-    answer = largest_free(dump)
-    assert answer is not None, "largest_free() returns nothing yet: return a number of MiB."
-    assert abs(answer - max(free)) < 1, f"you found {answer:.0f} MiB; look again at the map above."
+# %%
+check.largest_free(largest_free, dump, free)
+
+
+# %% tags=["right"]
+def largest_free(log):
+    sizes = re.findall(r"Free +at \w+ of size (\d+)", log)
+    return np.max([int(size) for size in sizes]) / 2**20
+
+
+# %% tags=["wrong"]
+# says: in bytes
+def largest_free(log):
+    return max(size for state, size in chunks(log) if state == "Free")
+
+
+# %% tags=["wrong"]
+# says: free ones only
+def largest_free(log):
+    return max(size for state, size in chunks(log)) / 2**20
+
+
+# %% tags=["wrong"]
+# says: in pieces
+def largest_free(log):
+    return sum(size for state, size in chunks(log) if state == "Free") / 2**20
+
 
 # %% [markdown]
-# **2.** A script needs a long-lived buffer of four blocks, and works with fifteen blocks of which every other is freed.
-# Make it fit into the same budget, by the order of allocations alone: return the
-# buffer's size.
+# **2.** Sometimes the order is given: the batches come from a queue, smallest first. Write `in_order(sizes)`: the same
+# batches in the same order as in `sweep`, inside the budget in which it died. Return what is kept, one NumPy array a batch.
 
 
 # %%
-def in_a_better_order(size, wanted):
+def in_order(sizes):
     # BEGIN SOLUTION
-    large = block(wanted)  # first, while the region is whole
-    blocks = [block(size) for _ in range(8)]  # the eight that stay
-    for _ in range(7):
-        passing = block(size)  # the seven that go, one after another in the same hole
-        del passing
-    return int(tf.size(large)) if len(blocks) == 8 else 0
+    return [tf.tanh(tf.constant(batch(rows)))[:, :KEPT].numpy() for rows in sizes]
     # END SOLUTION
 
 
-ordered = lab.run(in_a_better_order, BLOCK, WANTED, budget=BUDGET, label="better order", quiet=True)
-with lab.exercise(
-    2,
-    "Allocate what lives long first; "
-    "let the short-lived blocks come and go in one hole at the end.",
-):
-    assert ordered.ok, str(ordered.error)
-    assert ordered.value is not None, (
-        "in_a_better_order() returns nothing yet: return int(tf.size(large))."
-    )
-    assert ordered.value == WANTED * 2**18, "the buffer has not the wanted size."
-    assert ordered.peak_mib > 11.5 * BLOCK, "eight blocks and the buffer must be alive together."
+# %%
+check.in_order(in_order, sweep, SIZES, BUDGET)
+
+
+# %% tags=["right"]
+def in_order(sizes):
+    room = tf.Variable(tf.zeros([sum(sizes), KEPT]))  # at its full size, before the first batch
+    at = 0
+    for rows in sizes:
+        for part in np.array_split(batch(rows), 4):
+            room[at : at + len(part)].assign(tf.tanh(part)[:, :KEPT])
+            at += len(part)
+    return np.split(room.numpy(), np.cumsum(sizes)[:-1])
+
+
+# %% tags=["wrong"]
+# says: out of memory
+def in_order(sizes):
+    return sweep(sizes)
+
+
+# %% tags=["wrong"]
+# says: another's place
+def in_order(sizes):
+    return sweep(sizes[::-1])
+
+
+# %% tags=["wrong"]
+# says: lost
+def in_order(sizes):
+    return sweep(sizes[:1])
