@@ -190,7 +190,7 @@ by_line = int(0.8 * meets) // 256 * 256
 confirmed = lab.measure(train, by_line, STEPS, label=f"{by_line} rows, by the line", budget=BUDGET)
 lab.note(
     f"The line meets {BUDGET} at {meets:.0f} rows; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. "
-    ff"Trying had found {found}. Nothing died on this way. Why a margin: in the failure above "
+    f"Trying had found {found}. Nothing died on this way. Why a margin: in the failure above "
     f"{failure.peak_mib:.1f} MiB of {BUDGET} were in use, and {failure.wanted / 2**20:.1f} more had no room in one piece."
 )
 
@@ -297,7 +297,7 @@ digits_table = pd.DataFrame(rows).T.rename_axis("batch")
 digits_table.round(2)
 
 # %%
-small, full = digits_table.loc[BATCHES[0]], digits_table.loc[BATCHES[-1]]
+small, middle, full = (digits_table.loc[batch] for batch in BATCHES)
 per_update, per_time = f"loss after {UPDATES} updates", "loss after as much time"
 lab.note(
     f"Line: the median of {len(SEEDS)} runs, shade: all of them. After {UPDATES} updates each the batch of "
@@ -306,6 +306,7 @@ lab.note(
     f"updates it is at {small[per_time]:.2f}: a full update took "
     f"{full['ms an update'] / small['ms an update']:.1f} times as long. An epoch takes "
     f"{small['ms an epoch']:.0f} ms in small batches and {full['ms an epoch']:.0f} in one."
+    f" The size between, {BATCHES[1]}, is at {middle[per_update]:.2f} and at {middle[per_time]:.2f}."
 )
 
 # %% [markdown]
