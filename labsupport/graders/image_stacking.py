@@ -1,16 +1,51 @@
 """Graders of the lab on stacking images eagerly."""
 
-from pathlib import Path
+from contextlib import ExitStack
+from unittest.mock import patch
 
-from labsupport.ground.budget import MIB
 from labsupport.lesson.exercises import exercise, finished
 from labsupport.showing.running import run
 
+_TIMES = 3
 
-def _assert_mean(done, mean, within):
-    assert done.value is not None, "the function returns nothing yet: return the mean of all pixels."
-    value = float(done.value)
-    assert abs(value - mean) < within * mean, f"the mean is {value:.2f} and not {mean:.2f}: is every image in?"
+
+def _counted(answer, paths):
+    """In the arm: (what the answer returns, how many JPEG images were decoded meanwhile, in graphs or out of them)."""
+    import numpy as np
+    import tensorflow as tf
+
+    decode, count = tf.io.decode_jpeg, 0
+
+    def tick():
+        nonlocal count
+        count += 1
+        return np.int64(count)
+
+    def decode_and_count(*args, **named):
+        with tf.control_dependencies([tf.numpy_function(tick, [], tf.int64)]):
+            return decode(*args, **named)
+
+    with ExitStack() as stack:
+        for place in (tf.io, tf.image):
+            for name in ("decode_jpeg", "decode_image"):
+                stack.enter_context(patch.object(place, name, decode_and_count))
+        return answer(paths), count
+
+
+def _result_of(answer, paths, label):
+    """(the arm, what the answer returned, how many images it decoded)."""
+    done = run(_counted, answer, paths, label=label, quiet=True)
+    finished(done)
+    value, decoded = done.value
+    assert value is not None, "the function returns nothing yet: return the mean of all pixels."
+    return done, value, decoded
+
+
+def _assert_mean(value, mean, within):
+    assert getattr(value, "size", 1) == 1, f"it returns an array of {value.shape}: return the mean of all pixels."
+    assert abs(float(value) - mean) < within * mean, (
+        f"the mean is {float(value):.2f} and not {mean:.2f}: is every image in?"
+    )
 
 
 @exercise(
@@ -20,20 +55,13 @@ def _assert_mean(done, mean, within):
 )
 def filled(answer, paths, mean, the_list):
     """answer(paths) holds all images once, in the_list MiB, and returns their mean."""
-    done = run(answer, paths, label="your answer to 1", quiet=True)
-    finished(done)
-    _assert_mean(done, mean, 0.01)
+    done, value, decoded = _result_of(answer, paths, "your answer to 1")
+    assert decoded == len(paths), f"{decoded} images were decoded, and there are {len(paths)}."
+    _assert_mean(value, mean, 0.002)
     grown = f"the process grew by {done.process_peak_mib:.0f} MiB, and the images need {the_list:.0f}"
     # Decoding and TensorFlow's threads come on top; a second copy is a whole list more.
     assert done.process_peak_mib < 1.5 * the_list, f"{grown}: there are two copies, or your array is float64."
     assert done.process_peak_mib > 0.9 * the_list, f"{grown}: they are not all held as float32."
-
-
-def _with_bytes_read(answer, paths):
-    """In the arm: (what the answer returns, bytes that this process read from files meanwhile)."""
-    counted = lambda: int(Path("/proc/self/io").read_text().split()[1])  # rchar, see proc(5)
-    before = counted()
-    return answer(paths), counted() - before
 
 
 @exercise(
@@ -42,18 +70,20 @@ def _with_bytes_read(answer, paths):
     "tf.cast(image, tf.uint8) belongs into the mapped function, tf.cast(batch, tf.float32) to where the batch is summed.",
 )
 def cached(answer, paths, mean, the_list):
-    """answer(paths) goes twice over the images, reads each file once, and keeps a byte a number."""
-    done = run(_with_bytes_read, answer, paths, label="your answer to 2", quiet=True)
-    finished(done)
-    done.value, read = done.value
-    _assert_mean(done, mean, 0.02)
-    files = sum(Path(path).stat().st_size for path in paths)
-    assert read < 1.5 * files, (
-        f"{read / MIB:.1f} MiB were read where all files have {files / MIB:.1f}: nothing is cached, "
-        "each epoch decodes again."
+    """answer(paths) goes twice over the images, decodes each once, and keeps a byte a number.
+
+    With all images several times, since the batches on their way take the same whatever their number is.
+    """
+    done, means, decoded = _result_of(answer, _TIMES * paths, "your answer to 2")
+    count, whole = _TIMES * len(paths), _TIMES * the_list
+    assert isinstance(means, (list, tuple)) and len(means) == 2, "return the means of two epochs, as a list."
+    for value in means:
+        _assert_mean(value, mean, 0.01)
+    assert decoded < 2 * count, (
+        f"{decoded} images were decoded where there are {count}: nothing is cached, each epoch decodes again."
     )
-    assert read > 0.9 * files, "hardly a file was read: the images must come from the paths."
-    assert done.peak_mib < 0.7 * the_list, (
-        f"peak {done.peak_mib:.0f} MiB against {the_list:.0f} of float32 images: what is cached is not uint8."
+    assert decoded == count, f"{decoded} images were decoded, and there are {count}."
+    assert done.peak_mib < 0.47 * whole, (
+        f"peak {done.peak_mib:.0f} MiB against {whole:.0f} of float32 images: what is cached is not uint8."
     )
-    assert done.peak_mib > 0.2 * the_list, f"peak {done.peak_mib:.0f} MiB: the images are not kept in memory."
+    assert done.peak_mib > 0.2 * whole, f"peak {done.peak_mib:.0f} MiB: the images are not kept in memory."
