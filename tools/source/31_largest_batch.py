@@ -444,7 +444,7 @@ def halve_until_it_fits(step, batch):
 
 
 # %% tags=["wrong"]
-# says: not 512
+# says: fifty tries
 def halve_until_it_fits(step, batch):
     while batch >= 1:
         try:
