@@ -28,12 +28,13 @@ import numpy as np
 import pandas as pd
 
 import labsupport as lab
+from labsupport.graders import a_model_per_trial as check
 
 tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 TRIALS = lab.choose(SCALE, quick=5, full=20)
-BUDGET_MIB = lab.choose(SCALE, quick=88, full=352)
+BUDGET_MIB = lab.choose(SCALE, quick=100, full=340)  # halfway between two trials' peaks
 ROUNDS = lab.choose(SCALE, quick=1, full=4)  # models for each way of training, after a first one
 RATES = [0.001 * 0.8**trial for trial in range(TRIALS)]
 UNITS = 1024
@@ -76,7 +77,7 @@ print(f"after {TRIALS} trials: 0 MiB if all models are freed, {TRIALS * one_mode
 # ## Failure
 #
 # The search as people write it. It already has all three popular cures in it: `del`, `clear_session()` and
-# `gc.collect()`. The budget is several times what one trial needs.
+# `gc.collect()`.
 
 
 # %%
@@ -110,12 +111,16 @@ held = [part.held_mib for part in unbounded.phases]
 kept_per_trial = (held[-1] - held[0]) / (TRIALS - 1)
 print("in use after each trial (MiB):", *(f"{size:.1f}" for size in held))
 print(f"kept per trial: {kept_per_trial:.2f} MiB = {kept_per_trial / weights:.2f} × the weights")
+lab.note(
+    f"The budget is {BUDGET_MIB / unbounded.phases[0].peak_mib:.1f} times the peak of the first trial. "
+    f"Trial {finished + 1} began with what {finished} dropped models had left."
+)
 
 # %% [markdown]
 # ## Fix
 #
-# `clear_session()` is the advice, and it does not work. Two things do. The first: build **one** model, and put its
-# weights and its optimizer's state back before each trial. It is traced once, so it is faster too.
+# `clear_session()` is the advice, and it did not help. Two things do, with the same trials under the same budget. The
+# first: build **one** model, and put its weights and its optimizer's state back before each trial. It is traced once.
 
 
 # %%
@@ -166,11 +171,13 @@ lab.predicted_vs_measured(
 
 # %%
 print(my_guess.against(unbounded.end_mib))
+print(f"Time: {unbounded.seconds:.1f} s, with one model reset {fix.seconds:.1f} s")
 print("Losses, a new model each time:", *(f"{loss:.4f}" for loss in unbounded.value))
 print("Losses, one model reset:      ", *(f"{loss:.4f}" for loss in fix.value))
 assert np.allclose(unbounded.value, fix.value, rtol=1e-3), (
     "both searches must train the same models"
 )
+assert fix.phases[-1].held_mib - fix.phases[0].held_mib < 0.1 * weights, "the reset keeps nothing"
 
 # %% [markdown]
 # ## Explain
@@ -204,6 +211,9 @@ def ways(rounds):
         model.compile(optimizer, "mse", run_eagerly=eager)
         model.fit(x, y, verbose=0)
 
+    def predict(model):
+        model.predict(x, verbose=0)
+
     def train_on_batch(model):
         model.compile("adam", "mse")
         model.train_on_batch(x, y)
@@ -224,7 +234,8 @@ def ways(rounds):
 
     table = {
         "built, not trained": lambda model: None,
-        "predict": lambda model: model.predict(x, verbose=0),
+        "predict": predict,
+        "predict, silu in place of relu": predict,
         "fit, run_eagerly=True": lambda model: fit(model, eager=True),
         "fit, Adam": fit,
         "fit, SGD": lambda model: fit(model, "sgd"),
@@ -234,8 +245,8 @@ def ways(rounds):
         "fit, Adam without all-reduce": lambda model: fit(model, LocalAdam()),
     }
 
-    def dropped_model(way):
-        model = build()
+    def dropped_model(way, name):
+        model = build("silu" if "silu" in name else "relu")
         way(model)
         watch = weakref.ref(model)
         del model
@@ -245,10 +256,10 @@ def ways(rounds):
 
     rows = {}
     for name, way in table.items():
-        dropped_model(way)
+        dropped_model(way, name)
         before = len(registered())
         with lab.phase(name):
-            alive = [dropped_model(way)() is not None for _ in range(rounds)]
+            alive = [dropped_model(way, name)() is not None for _ in range(rounds)]
         added = (len(registered()) - before) / rounds
         rows[name] = {"gradient functions added per model": added, "model object alive": any(alive)}
     return rows
@@ -257,15 +268,19 @@ def ways(rounds):
 ways_run = lab.measure(ways, ROUNDS, label="ways of training")
 kept = pd.Series({part.name: part.added_mib / ROUNDS for part in ways_run.phases})
 table = pd.DataFrame({"kept MiB per model": kept, "× weights": kept / weights})
-table.join(pd.DataFrame.from_dict(ways_run.value, orient="index")).round(2)
+table = table.join(pd.DataFrame.from_dict(ways_run.value, orient="index"))
+keeps, registers = kept > 0.1 * weights, table["gradient functions added per model"] > 0
+assert (keeps == registers).all() and not table["model object alive"].any()
+table.round(2)
 
 # %%
-colours = [lab.COLOURS[0] if size > 0.1 * weights else lab.COLOURS[2] for size in kept]
+colours = [lab.COLOURS[0] if keeping else lab.COLOURS[2] for keeping in keeps]
 axes = kept.plot.barh(color=colours, xlabel="MiB that stay for each model that was dropped")
-axes.bar_label(axes.containers[0], fmt=" %.1f")
+axes.bar_label(axes.containers[0], fmt="%.1f", padding=6)
+axes.margins(x=0.1)
 for multiple in (1, 3):
     axes.axvline(multiple * weights, color="black", lw=1, ls=":")
-    axes.text(multiple * weights, -0.7, f"{multiple} × weights", ha="right")
+    axes.text(multiple * weights, -0.7, f"{multiple} × weights ", ha="right")
 axes.invert_yaxis()
 plt.show()
 
@@ -334,7 +349,8 @@ pd.DataFrame({"MiB in use": {part.name: part.held_mib for part in keeper.phases}
 # Who asks for a custom gradient here? Keras' optimizer sums the gradients over all replicas before it applies them,
 # also when there is just one device, and that sum is a `tf.custom_gradient`. Hence the pattern in the table of ways:
 #
-# * Eager execution registers nothing. `predict` of this network traces no custom gradient.
+# * Eager execution registers nothing, nor does `predict` of a network of `relu`, in which no custom gradient is traced.
+#   `silu` is a custom gradient itself: to predict with such a network, and never to train it, is enough to keep it.
 # * `fit`, `train_on_batch` and your own step keep the model as soon as a Keras optimizer is traced. Plain SGD has no
 #   state the size of the weights, so it keeps the weights alone; Adam keeps three times as much.
 # * Without the sum over replicas (`LocalAdam`) nothing is kept. It overrides a private method: a proof, and at most a
@@ -387,46 +403,125 @@ lab.explore(lifetime, budget_gib=(1.0, 80.0, 1.0), weights_mib=(10, 2000, 10))
 # %%
 lab.verdict(
     "C28",
-    "fails",
-    kept_per_trial=kept_per_trial,
+    "partly",
     weights=weights,
-    reset_growth=(fix.phases[-1].held_mib - fix.phases[0].held_mib) / (TRIALS - 1),
+    fit=kept_per_trial,
+    fit_eagerly=kept["fit, run_eagerly=True"],
+    predict_relu=kept["predict"],
+    predict_silu=kept["predict, silu in place of relu"],
 )
 
 # %% [markdown]
 # ## Exercises
 #
-# **1.** How many trials does a search survive? Complete the formula from the budget, the peak of the first trial and
-# what each trial leaves behind (all in MiB). Every trial must still find room for its own peak.
+# **1.** The candidates of this search have different widths, so that one model cannot be reset, and each trains for
+# two steps, too few for a process of its own. Write `widths_kept_apart(widths)`: the same losses with the same
+# optimizer, and nothing is left of the models.
 
 
 # %%
-def trials_that_finish(budget, peak, left_behind):
+def widths_searched(widths):
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(width, "relu")
+        model = keras.Sequential([keras.Input((UNITS,)), hidden, keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        history = model.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
+        losses.append(history.history["loss"][-1])
+    return losses
+
+
+# %%
+def widths_kept_apart(widths):
     # BEGIN SOLUTION
-    return int((budget - peak) // left_behind) + 1 if budget >= peak else 0
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(width, "relu")
+        model = keras.Sequential([keras.Input((UNITS,)), hidden, keras.layers.Dense(1)])
+        model.compile("adam", "mse", run_eagerly=True)
+        history = model.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
+        losses.append(history.history["loss"][-1])
+    return losses
     # END SOLUTION
 
 
-with lab.exercise(
-    1,
-    "Trial n starts with (n - 1) * left_behind in use and needs peak on top of that to fit into "
-    "budget.",
-):
-    answer = trials_that_finish(100, 40, 20)
-    assert answer is not None, (
-        "trials_that_finish() returns nothing yet: return a whole number of trials."
-    )
-    assert answer == 4, (
-        "budget 100, peak 40, 20 left behind: trial 4 starts at 60 and just fits, "
-        f"trial 5 does not. You said {answer}."
-    )
-    assert trials_that_finish(30, 40, 20) == 0, (
-        "if the budget is smaller than one peak, no trial finishes."
-    )
-    answer = trials_that_finish(BUDGET_MIB, peak_of_one, kept_per_trial)
-    assert abs(answer - finished) <= 1, (
-        f"in the failure above {finished} trials finished, your formula says {answer}."
-    )
+# %%
+check.widths(widths_kept_apart, widths_searched, [512, 768, 1024])
+
+
+# %% tags=["right"]
+def widths_kept_apart(widths):
+    tf.config.run_functions_eagerly(True)
+    try:
+        return widths_searched(widths)
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+# %% tags=["right"]
+def widths_kept_apart(widths):
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((UNITS,)), keras.layers.Dense(width, "relu"), keras.layers.Dense(1)]
+        model, optimizer = keras.Sequential(layers), keras.optimizers.Adam()
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            last = float(loss)
+        losses.append(last)
+    return losses
+
+
+# %% tags=["wrong"]
+# says: models are still kept
+def widths_kept_apart(widths):
+    losses = []
+    for width in widths:
+        losses += widths_searched([width])
+        keras.utils.clear_session()
+        gc.collect()
+    return losses
+
+
+# %% tags=["wrong"]
+# says: losses differ
+def widths_kept_apart(widths):
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(width, "relu")
+        model = keras.Sequential([keras.Input((UNITS,)), hidden, keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        losses.append(model.fit(x, y, epochs=2, verbose=0).history["loss"][-1])
+    return losses
+
+
+# %% tags=["wrong"]
+# says: models are still kept
+def widths_kept_apart(widths):
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(width, "relu")
+        model = keras.Sequential([keras.Input((UNITS,)), hidden, keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        model.train_on_batch(x, y)
+        model.reset_metrics()
+        losses.append(model.train_on_batch(x, y))
+        del model
+        gc.collect()
+    return losses
+
 
 # %% [markdown]
 # **2.** This search has its own training step and the same leak. Write `reused_step(rates)`, which returns the same
@@ -452,6 +547,7 @@ def fresh_step(rates):
     return losses
 
 
+# %%
 def reused_step(rates):
     # BEGIN SOLUTION
     x, y = samples()
@@ -478,34 +574,83 @@ def reused_step(rates):
     # END SOLUTION
 
 
-def both(rates):
-    with lab.phase("one model"):
-        losses = reused_step(rates)
-        gc.collect()
-    return losses, None if losses is None else fresh_step(rates)
+# %%
+check.reused(reused_step, fresh_step, RATES[:3], one_model)
 
 
-steps = lab.run(both, RATES[:3], label="reused step", quiet=True)
-with lab.exercise(
-    2,
-    "Make model, optimizer and step before the loop; call optimizer.build(...); keep every "
-    "variable's value; assign it back in each trial.",
-):
-    lab.expect_finished(steps)
-    (losses, fresh), level = steps.value, steps.phase("one model").held_mib
-    assert losses is not None, (
-        "reused_step() returns nothing yet: return a list of three losses for each rate."
-    )
-    assert np.shape(losses) == np.shape(fresh), (
-        f"return three losses for each rate: shape {np.shape(fresh)}, not {np.shape(losses)}."
-    )
-    assert np.allclose(losses, fresh, rtol=1e-3), (
-        "the losses differ from those of fresh models: are the weights and the optimizer's state "
-        "back at their start?"
-    )
-    assert level < 1.5 * one_model, (
-        f"{level:.0f} MiB are kept, more than one model has: something is still made in the loop."
-    )
+# %% tags=["right"]
+def reused_step(rates):
+    x, y = samples()
+    model, optimizer, losses, step = build(), keras.optimizers.Adam(), [], None
+    start = model.get_weights()
+    for rate in rates:
+        model.set_weights(start)
+        for variable in optimizer.variables:
+            variable.assign(tf.zeros_like(variable))
+        optimizer.learning_rate = rate
+        if step is None:
+
+            @tf.function
+            def step(x, y):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x) - y) ** 2)
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply(gradients, model.trainable_variables)
+                return loss
+
+            optimizer.build(model.trainable_variables)
+        losses.append([step(tf.constant(x), tf.constant(y)).numpy() for _ in range(3)])
+    return np.array(losses)
+
+
+# %% tags=["wrong"]
+# says: something is still made in the loop
+def reused_step(rates):
+    losses = []
+    for rate in rates:
+        losses += fresh_step([rate])
+        keras.utils.clear_session()
+    return losses
+
+
+# %% tags=["wrong"]
+# says: losses differ .* state
+def reused_step(rates):
+    x, y = samples()
+    model, optimizer = build(), keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    start = model.get_weights()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    losses = []
+    for rate in rates:
+        model.set_weights(start)
+        optimizer.learning_rate = rate
+        losses.append([float(step()) for _ in range(3)])
+    return losses
+
+
+# %% tags=["wrong"]
+# says: no step was traced
+def reused_step(rates):
+    tf.config.run_functions_eagerly(True)
+    losses = fresh_step(rates)
+    tf.config.run_functions_eagerly(False)
+    return losses
+
+
+# %% tags=["wrong"]
+# says: return losses
+def reused_step(rates):
+    return dict(zip(rates, fresh_step(rates)))
+
 
 # %% [markdown]
 # **3.** Some activations are custom gradients themselves. Return how many gradient functions one traced forward pass
@@ -523,25 +668,37 @@ def entries_added(activation):
     # END SOLUTION
 
 
-ACTIVATIONS = ["relu", "tanh", "silu"]
-entries_run = lab.run(
-    lambda: [entries_added(name) for name in ACTIVATIONS], label="activations", quiet=True
-)
-with lab.exercise(
-    3,
-    "Keep registered(), call tf.function(lambda: layer(x))() once, and count the new names.",
-):
-    lab.expect_finished(entries_run)
-    counts = entries_run.value
-    assert None not in counts, (
-        "entries_added() returns nothing yet: return the number of names that the trace adds."
-    )
-    assert counts[0] == counts[1] == 0, (
-        f"relu and tanh are built-in operations and add none, you count {counts[:2]}: "
-        "compare before and after."
-    )
-    assert counts[2] > 0, (
-        "silu is a custom gradient, so a traced call adds an entry: "
-        "is the layer called inside a tf.function?"
-    )
-    print(dict(zip(ACTIVATIONS, counts)))
+# %%
+check.entries(entries_added)
+
+
+# %% tags=["right"]
+def entries_added(activation):
+    layer = keras.layers.Dense(4, activation)
+    layer.build((2, 4))
+    before = len(registered())
+    tf.function(layer.call).get_concrete_function(tf.TensorSpec((2, 4)))
+    return len(registered()) - before
+
+
+# %% tags=["wrong"]
+# says: silu
+def entries_added(activation):
+    layer, x = keras.layers.Dense(4, activation), tf.ones((2, 4))
+    before = registered()
+    layer(x)
+    return len(registered() - before)
+
+
+# %% tags=["wrong"]
+# says: relu
+def entries_added(activation):
+    layer, x = keras.layers.Dense(4, activation), tf.ones((2, 4))
+    tf.function(lambda: layer(x))()
+    return len(registered())
+
+
+# %% tags=["wrong"]
+# says: three
+def entries_added(activation):
+    return 0 if activation in ("relu", "tanh") else 1
