@@ -20,7 +20,7 @@ def shown(monkeypatch):
     return bundles
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_claim(monkeypatch):
     """Only C01, with tests of our own."""
     claim = {"claim": "It <helps>.", "because": "The reason.", "flips": "Never.", "unit": "MiB", "tests": LESS}

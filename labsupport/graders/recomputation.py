@@ -1,0 +1,92 @@
+"""Graders of the lab on recomputation."""
+
+import numpy as np
+
+from labsupport.lesson.exercises import exercise, finished
+from labsupport.showing.running import run
+
+
+@exercise(
+    1,
+    "The peak is predicted for any number of segments by a function that you have seen above.",
+    "Which of COUNTS makes predicted_segments(k, depth, kept_per_layer) smallest? min() takes a key.",
+)
+def best_segments(answer, counts, predicted, depth, kept, peak_of):
+    """answer(depth, kept_per_layer) is the count with the smallest predicted(k, depth, kept_per_layer).
+
+    peak_of(k): the measured peak of k segments in MiB, with layers that keep `kept` activations.
+    """
+    for activations in (kept, 1.0, 16.0):
+        mine = answer(depth, activations)
+        assert mine is not None, "best_segments() returns nothing yet: return a number out of COUNTS."
+        assert mine in counts, f"{mine} is none of {counts}, the numbers that divide {depth}."
+        best = min(predicted(k, depth, activations) for k in counts)
+        found = predicted(mine, depth, activations)
+        assert found < 1.001 * best, (
+            f"where a layer keeps {activations:.1f} activations, {mine} segments are predicted to need {found:.0f} MiB, "
+            f"and another number needs {best:.0f}: does your answer use what it is given?"
+        )
+    mine = answer(depth, kept)
+    print(f"{mine} segments: predicted {predicted(mine, depth, kept):.0f} MiB, measured {peak_of(mine):.0f} MiB")
+
+
+def _masks(answer, width):
+    """In the arm: what answer() makes of x for some seeds, the shares of elements on which its gradient agrees, and x."""
+    import tensorflow as tf
+
+    x = tf.reshape(tf.range(1.0, 64 * width + 1), (64, width))
+    if answer(x, tf.constant([1, 2])) is None:
+        return None
+    segment, found, agree = tf.recompute_grad(answer), [], []
+    for seed in ([1, 2], [1, 2], [3, 4], [5, 2]):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = segment(x, tf.constant(seed))
+        gradient = tape.gradient(y, x)
+        if gradient is None:
+            return "no gradient"
+        found.append(y.numpy())
+        agree.append(float(tf.reduce_mean(tf.cast((y != 0) == (gradient != 0), tf.float32))))
+    return {"results": found, "agree": agree, "x": x.numpy()}
+
+
+@exercise(
+    2,
+    "An operation that takes its seed with every call draws the same numbers for the same seed.",
+    "TensorFlow calls such operations stateless: look for one with dropout, or with uniform, in its name.",
+)
+def seeded_dropout(answer, width):
+    """answer(x, seed) drops half of x, the same half for the same seed, also where it is recomputed."""
+    done = run(_masks, answer, width, label="your answer to 2", quiet=True)
+    finished(done)
+    assert done.value is not None, "seeded_dropout() returns nothing yet: return x with half of its elements dropped."
+    assert isinstance(done.value, dict), "no gradient reaches x: drop by operations of TensorFlow."
+    first, again, other, another = done.value["results"]
+    agree, x = min(done.value["agree"]), done.value["x"]
+    dropped = float(np.mean(first == 0))
+    assert 0.4 < dropped < 0.6, f"{dropped:.0%} of the elements are dropped, not half."
+    ratio = first[first != 0] / x[first != 0]
+    assert np.allclose(ratio, ratio[0]), "what is not dropped must stay in its place, as it was or all scaled alike."
+    assert agree == 1, f"output and gradient agree on {agree:.0%} of the elements: the mask is drawn anew."
+    assert (first == again).all(), "the same seed gives two masks."
+    assert ((first == 0) != (other == 0)).any(), "two seeds give the same mask: use the seed that is given."
+    assert ((first == 0) != (another == 0)).any(), "the mask depends on one of the seed's two numbers only."
+
+
+@exercise(
+    3,
+    "When a segment is computed again, which checkpoints are still there?",
+    "The later a segment, the more checkpoints stand beside it: its share of the layers should shrink by as many.",
+)
+def uneven_lengths(answer, depth, predicted, peak_of, equal_mib):
+    """answer() gives lengths of segments, first to last, that need clearly less than equal_mib."""
+    lengths = answer()
+    assert lengths is not None, "uneven_lengths() returns nothing yet: return a list of segment lengths."
+    lengths = [int(length) for length in lengths]
+    assert all(length > 0 for length in lengths), f"a segment holds at least one layer: {lengths}."
+    assert sum(lengths) == depth, f"the segments hold {sum(lengths)} layers together, not {depth}."
+    mine = peak_of(lengths)
+    told = f"{lengths}: predicted {predicted(lengths):.0f} MiB, measured {mine:.0f} MiB; equal segments {equal_mib:.0f}"
+    # One activation of some sixteen is 6 %, and the best lengths save more than one.
+    assert mine < 0.95 * equal_mib, f"{told}. Make the first ones longer and the last ones shorter."
+    print(told)
