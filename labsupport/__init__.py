@@ -18,7 +18,7 @@ _HOME = {
     "lesson.guessing": ("guess",),
     "lesson.claims": ("verdict",),
     "lesson.isolation": ("isolated", "beside"),
-    "lesson.capstone": ("script_functions", "check_script"),
+    "lesson.capstone": ("script_functions", "Judge"),
     "lesson.course": ("load_tensorflow", "explore", "choose", "note"),
     "doctor.checks": ("memory_budget", "assert_no_growth"),
     "doctor.magic": ("load_ipython_extension",),

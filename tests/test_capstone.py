@@ -1,99 +1,242 @@
-"""The capstone's checker: a solution with one fault put back is found out, by that fault's name and no other."""
+"""The capstone's checker: what is left in a script is found by its name and no other, however the script is written."""
 
 import linecache
+import re
+import threading
+from functools import cache
 from pathlib import Path
 
-import nbformat
+import build
 import pytest
+from capstone_answers import IMAGES, MAINS, TRAINING, TRIED
 
 import labsupport
 from labsupport import ArmResult, measure
-from labsupport.lesson import capstone
+from labsupport.ground.record import Cause
+from labsupport.ground.result import ArmError
+from labsupport.lesson import capstone, capstone_rules
 
-LABS = Path(__file__).parents[1] / "labs"
-# The function of the solution that is put back to its faulty form, and the fault that this leaves.
+ROOT = Path(__file__).parents[1]
+# The function of the solution that is put back to its faulty form, the fault that this leaves, and who looks at it.
 HALVES = {
-    "image_dataset": "eager stack",
-    "decode": "float64",
-    "make_pipeline": "decoded buffer",
-    "evaluate": "giant batch",
-    "train_epoch": "history",
-    "learning_rate": "retracing",
-    "search": "model per trial",
+    "image_dataset": ("eager stack", IMAGES),
+    "decode": ("float64", IMAGES),
+    "make_pipeline": ("decoded buffer", IMAGES),
+    "evaluate": ("giant batch", ("evaluation", "epochs")),
+    "train_epoch": ("history", ("epochs", "trials")),
+    "learning_rate": ("retracing", ("epochs", "trials")),
+    "search": ("model per trial", ("epochs", "trials")),
 }
 BUDGETS = {"generous": "256 MiB", "tight": "56 MiB"}
+GIVEN = {"parameters": 298960, "image": (96, 96, 3), "last": [0.001 * 0.9, 0.003 * 0.9], "validation": 64}
 
 
-def script(put_back=None):
-    """The names of the solved notebook's script; put_back: the function that stays as it was before the fix."""
+@cache
+def cells(*tags):
+    """The code of the solved notebook's cells with these tags."""
+    book = build.notebook(ROOT / "tools" / "source" / "19_capstone.py", solved=True)
+    return [cell.source for cell in book.cells if set(tags) & set(cell.metadata.get("tags", []))]
+
+
+def script(put_back=None, code="", over="solved", first=None, **names):
+    """The names of the solved notebook's script; put_back: the function that stays as it was before the fix.
+
+    code: what a learner's cell defines on top, over the script "solved" or "as it was"; names: further ones, such as
+    RATES; first: those that code may change.
+    """
     import keras
     import numpy as np
     import tensorflow as tf
 
-    book = nbformat.read(LABS / "solutions" / "19_capstone.ipynb", as_version=4)
-    names = {"__name__": "capstone", "SCALE": "quick", "lab": labsupport, "keras": keras, "np": np, "tf": tf}
+    space = {"__name__": "capstone", "SCALE": "quick", "lab": labsupport, "keras": keras, "np": np, "tf": tf}
     was = None
-    for cell in book.cells:
-        tags = cell.metadata.get("tags", [])
-        if "script" in tags or "fix" in tags:
-            # A file name of its own for each variant: AutoGraph reads the source, as in a notebook.
-            file = f"<capstone {put_back} {cell.id}>"
-            linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(keepends=True), file)
-            was = names.get(put_back)
-            exec(compile(cell.source, file, "exec"), names)
+    sources = cells("script", "fix") if over == "solved" else cells("script")
+    for number, source in enumerate([*sources, code]):
+        # A file name of its own for each variant: AutoGraph reads the source, as in a notebook.
+        file = f"<capstone {hash((put_back, code, over))} {number}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        if put_back and number == 1:
+            was = space[put_back]
+        exec(compile(source, file, "exec"), space)
+        space.update({**(first or {} if number < len(sources) else {}), **names})
     if put_back:
-        names[put_back] = was
-    return names
+        space[put_back] = was
+    return space
 
 
-def measure_all(scripts, files, labels):
-    return {name: capstone.measure(pieces, files, labels) for name, pieces in scripts.items()}
+def measure_all(scripts):
+    """In one arm: {name: what measure() gives}; exact counters tell differences, whatever ran before."""
+    import time
+
+    import tensorflow as tf
+
+    found = {}
+    for name, (pieces, looks) in scripts.items():
+        start = time.process_time()
+        found[name] = *capstone_rules.measure(pieces, GIVEN, looks), time.process_time() - start
+        tf.config.run_functions_eagerly(False)
+    return found
 
 
 @pytest.fixture(scope="module")
 def measured():
-    """{the function put back, or None: {fault: figure}}, all measured in one process: differences of exact counters."""
-    files = sorted(str(path) for path in (LABS.parent / "data" / "photos").glob("*.jpg"))[:128]
-    scripts = {name: capstone.script_functions(script(name)) for name in (None, *HALVES)}
-    return measure(measure_all, scripts, files, [i % 16 for i in range(len(files))], timeout=600).value
-
-
-def report(figures, accuracy=0.7, peak=50 * 2**20):
-    """A report on a script with these figures that finished within the tight budget."""
-    result = ArmResult("script", 56 * 2**20, True, value=accuracy, figures={"peak": peak})
-    return capstone.Report(BUDGETS, 0.6, {"56 MiB": result}, figures)
+    """{answer: (figures, troubles, seconds of the processor)}, and the same of None, the solution, and of each half of it."""
+    few = {"RATES": (0.001, 0.003), "EPOCHS": 2}
+    scripts = {name: (script(None, a.code, a.over, **few), a.looks) for name, a in TRIED.items()}
+    scripts |= {name: (script(name), looks) for name, (_, looks) in HALVES.items()}
+    scripts[None] = script(), IMAGES + TRAINING
+    scripts = {name: (capstone.script_functions(pieces), looks) for name, (pieces, looks) in scripts.items()}
+    return measure(measure_all, scripts, timeout=900).value
 
 
 def test_the_solution_has_no_fault_left(measured):
-    found = report(measured[None])
-    assert found.faults == [], found.frame.to_string()
-    assert found.missing("tight") == found.missing("generous", forgive_faults=True) == ""
+    figures, troubles, _ = measured[None]
+    assert list(figures) == list(capstone_rules.FAULTS) and not troubles
+    assert capstone.faults_of(figures) == [], figures
 
 
 @pytest.mark.parametrize("put_back", HALVES)
 def test_a_half_solution_fails_with_the_fault_left_named(put_back, measured):
-    found = report(measured[put_back])
-    assert found.faults == [HALVES[put_back]], found.frame.to_string()
-    assert f"left: {HALVES[put_back]} (lab " in found.missing("tight")
-    assert found.missing("generous", forgive_faults=True) == ""
+    figures, troubles, _ = measured[put_back]
+    assert capstone.faults_of(figures) == [HALVES[put_back][0]], figures
+    # The solution shuffles the names, where the script as it was shuffled the images.
+    assert all("in the order of the files" in trouble for trouble in troubles) and len(troubles) <= 1, troubles
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_an_answer_is_judged_by_what_it_does(name, measured):
+    figures, troubles, _ = measured[name]
+    found, says = [*capstone.faults_of(figures), *troubles], TRIED[name].says
+    if says in capstone_rules.FAULTS or not says:
+        assert found == [says] * bool(says), (figures, troubles)
+    else:
+        assert len(found) == 1 and re.search(says, found[0]), (figures, troubles)
 
 
 def test_every_fault_that_the_checker_knows_is_planted():
-    assert set(HALVES.values()) == set(capstone.FAULTS)
+    assert {fault for fault, _ in HALVES.values()} == set(capstone_rules.FAULTS)
 
 
-def test_a_script_that_learns_less_or_needs_more_passes_no_budget(measured):
-    assert "learns less" in report(measured[None], accuracy=0.2).missing("generous", forgive_faults=True)
-    large = report(measured[None])
+# --- what main trains, on pictures that are learnt at once
+
+RATES, EPOCHS, HIDDEN = (0.002, 0.003), 3, 32
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    """Knows the script as it was, with two rates and four epochs, and 224 small pictures of 16 coarse patterns."""
+    import numpy as np
+    import tensorflow as tf
+
+    folder, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    patterns = random.integers(0, 200, (16, 4, 4, 3)).repeat(4, 1).repeat(4, 2)
+    files, labels = [str(folder / f"{number}.jpg") for number in range(224)], np.arange(224) % 16
+    for file, label in zip(files, labels):
+        noisy = patterns[label] + random.integers(0, 56, (16, 16, 3))
+        tf.io.write_file(file, tf.io.encode_jpeg(noisy.astype("uint8")))
+    given = script(over="as it was", RATES=RATES, EPOCHS=EPOCHS)
+    return capstone.Judge(capstone.script_functions(given), files, labels, RATES, EPOCHS, 64, HIDDEN)
+
+
+def run_all(scripts, judge):
+    """In one arm: {name: what main trained and what its models answer}."""
+    found = {}
+    for name, pieces in scripts.items():
+        says, updates, weights = capstone_rules.work(pieces, judge["files"], judge["labels"], judge["last"])
+        asked = judge["facts"], judge["hidden"], judge["images"], weights
+        found[name] = says, updates, *capstone_rules.answers(pieces, *asked)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(judge):
+    same = {"RATES": RATES, "EPOCHS": EPOCHS}
+    # Over the solution with these two, so that an answer may change them.
+    scripts = {name: script(None, code, first=same) for name, (_, code) in MAINS.items()}
+    known = {
+        "files": judge.files,
+        "labels": judge.labels,
+        "last": judge.facts["last"],
+        "facts": judge.facts,
+        "hidden": judge._hidden,
+        "images": judge._images,
+    }
+    scripts = {name: capstone.script_functions(pieces) for name, pieces in scripts.items()}
+    return measure(run_all, scripts, known, timeout=600).value
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_a_main_is_judged_by_what_it_trained(name, trained, judge):
+    says, updates, answers, left = trained[name]
+    if not left:
+        mine = capstone.scored(says, updates, answers, judge._truth)
+        left = capstone.undone(mine, judge.trained, judge._rates, HIDDEN)
+    if expected := MAINS[name][0]:
+        assert left and re.search(expected, left[0]), left
+    else:
+        assert left == []
+
+
+def test_a_main_that_says_more_than_its_model_can_is_told_both(judge):
+    says_more = capstone.Trained(0.99, judge.trained.updates, dict.fromkeys(judge.trained.scores, 0.65))
+    assert "main says 0.99, and the best model that it trained scores 0.65 on 32 photographs held back" in (
+        capstone.undone(says_more, judge.trained, judge._rates, HIDDEN)
+    )
+
+
+# --- the report
+
+
+def report(figures, left=(), peak=50 * 2**20):
+    """A report on a script with these figures that finished within the tight budget."""
+    result = ArmResult("script", 56 * 2**20, True, value=0.7, figures={"peak": peak})
+    return capstone.Report(BUDGETS, {"56 MiB": result}, list(left), figures)
+
+
+def test_a_level_is_passed_with_nothing_left(measured):
+    found = report(measured[None][0])
+    assert found.missing("tight") == found.missing("generous", forgive_faults=True) == ""
+    half = report(measured["search"][0])
+    assert half.missing("tight") == "left: model per trial (lab 09)"
+    assert half.missing("generous", forgive_faults=True) == ""
+    assert set(half.frame[""]) == {"", "LEFT", "not measured"}
+
+
+def test_a_script_that_does_less_or_needs_more_passes_no_budget(measured):
+    less = report(measured[None][0], ["the model that main trained scores 0.12 on 96 photographs held back"])
+    assert "scores 0.12" in less.missing("generous", forgive_faults=True)
+    large = report(measured[None][0])
     large.runs = {"256 MiB": ArmResult("script", 256 * 2**20, True, value=0.7, figures={"peak": 100 * 2**20})}
     assert large.missing("generous") == ""
     assert "peak of 100 MiB does not fit into 56 MiB" in large.missing("tight")
 
 
-def test_a_script_that_cannot_be_measured_is_told_why():
-    broken = capstone.script_functions(script())
-    broken["image_dataset"] = lambda files, labels: 1 / 0
-    broken["main"] = lambda files, labels: 0.7
-    found = capstone.check_script(broken, ["a file"], [0], {"generous": "256 MiB"}, accuracy=0.7)
-    assert "could not be measured: ZeroDivisionError" in found.missing("generous", forgive_faults=True)
-    assert found.faults == []
+@pytest.mark.parametrize(
+    "cause, says",
+    [
+        (Cause.TIMEOUT, "evaluate does not come to an end. evaluate(model, images) gives"),
+        (Cause.OOM, "evaluate runs out of memory: what it said"),
+        (Cause.CRASH, "evaluate takes its process with it (what it said). evaluate(model"),
+        (Cause.ERROR, "evaluate raises what it said. evaluate(model"),
+    ],
+)
+def test_a_script_that_dies_is_told_where(cause, says):
+    dead = ArmResult("script", 256 * 2**20, True, error=ArmError(cause, "what it said"))
+    dead.open_phases = [("search", 1.0), ("evaluate", 1.0), ("a phase of its own", 2.0)]
+    found = capstone.Report(BUDGETS, {"256 MiB": dead}, measured={"history": 1.0})
+    assert says in found.missing("generous")
+    assert found.missing("generous").endswith("left: history (lab 07)")
+
+
+def test_whatever_a_script_does_a_check_gives_sentences(judge):
+    """A function that ends its process, one that cannot be sent, a main that raises, names that are no functions."""
+    pieces = capstone.script_functions(script(code="def image_dataset(files, labels): import os; os._exit(3)"))
+    assert "image_dataset takes its process with it (" in judge.look(pieces, "images")[1][0]
+    lock = threading.Lock()
+    unsendable = judge.check({**pieces, "evaluate": lambda model, images: lock}, BUDGETS)
+    assert "evaluate cannot be sent to a process of its own" in unsendable.missing("generous")
+    raising = dict.fromkeys(pieces, 3) | {"main": lambda files, labels: [][0]}
+    found = judge.check(raising, BUDGETS)
+    assert found.missing("generous").startswith("main raises IndexError")
+    assert "image_dataset is no function but 3. " in found.missing("tight")
+    assert not found.best.ok and found.trained is None and len(found.frame) == len(capstone_rules.FAULTS)
