@@ -22,8 +22,9 @@ TABLE = {
     "08": ("retracing", "numbers", "tensors", ()),
     "09": ("models kept alive", "failure", "fix", ()),
     "10": ("batch-bound activations", "failure", "fix", ()),
-    "11": ("optimizer state", "failure", "deep", ()),  # weights and slots stay float32
+    "11": ("optimizer state", "failure", "fix", ()),  # weights and slots stay float32
     "12": ("batch-bound activations", "failure", "fix", ()),
+    "32": ("batch-bound activations", "failure", "fix", ()),
     "13": ("optimizer state", "failure", "fix", ("dense",)),  # masks beside the weights, and Adam
     "14": ("batch-bound activations", "failure", "fix", ("teacher",)),  # the teacher answers for all images at once
     "15": ("batch-bound activations", "failure", "plain", ("plain",)),  # XLA's one block for all of them

@@ -48,7 +48,7 @@ def test_prerequisites_exist_and_come_in_an_order():
         ("Retra", "08"),
         ("shuffle buffer", "03"),
         ("WARNING:tensorflow:5 out of the last 5 calls to <function f at 0x7f> triggered tf.function retracing.", "08"),
-        ("IndexedSlices", "12"),
+        ("IndexedSlices", "32"),
         ("histogram_freq", "18"),
         ("evaluation OOM", "04"),
         ("nvidia-smi full after clear_session", "07"),

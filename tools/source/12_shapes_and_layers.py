@@ -162,7 +162,7 @@ arms = {name: lab.measure(train, change, BATCH, label=name) for name, change in 
 # ## Side by side
 
 # %%
-lab.compare(failure, advice, fix)
+lab.compare(advice, fix)
 
 # %%
 print(my_guess.against(arms["published"].peak_mib))
