@@ -1,60 +1,75 @@
-"""Graders of the lab on reading an OOM."""
+"""Graders of the lab on reading an out-of-memory error."""
 
-import numpy as np
+import re
 
 from labsupport.ground.budget import MIB
 from labsupport.lesson.exercises import exercise, finished
 from labsupport.showing.running import run
 
-# Two regions as the allocator lists them, the way a dump ends; what is free lies in pieces of 3, 1 and 2 MiB.
-_DUMP = """\
-2025-01-01 12:00:00: I tsl/framework/bfc_allocator.cc:1046] Bin (2097152): \tTotal Chunks: 2, Chunks in use: 0. 5.0MiB allocated
-Next region of size 2097152
-InUse at 7f3c00000000 of size 1048576 next 1
-Free  at 7f3c00100000 of size 1048576 next 18446744073709551615
-Next region of size 9437184
-Free  at 7f3d00000000 of size 3145728 next 3
-InUse at 7f3d00300000 of size 4194304 next 4
-Free  at 7f3d00700000 of size 2097152 next 18446744073709551615
-"""
+_WORDS = ("in pieces", "in use")
+
+
+def _made_dump(*pieces):
+    """The map of a dump as TensorFlow writes it: "+" and MiB in use, "-" and MiB free; a small region of full ones behind."""
+    rows, at = [f"I0000 bfc_allocator.cc:1085] Next region of size {sum(map(abs, pieces)) * MIB}"], 0x7F0000000000
+    for size in pieces:
+        state = "InUse" if size > 0 else "Free "
+        rows.append(f"I0000 bfc_allocator.cc:1105] {state} at {at:x} of size {abs(size) * MIB} next 7")
+        at += abs(size) * MIB
+    rows += [f"I0000 bfc_allocator.cc:1085] Next region of size {MIB}"]
+    return "\n".join([*rows, f"I0000 bfc_allocator.cc:1105] InUse at {at:x} of size {MIB} next 9", ""])
 
 
 @exercise(
     1,
-    "Every line of the map tells whether its chunk is free.",
-    "chunks(log) gives pairs; which of the two parts of a pair is text, and in which unit is the other?",
+    "Add up what is free, and compare it with what was wanted. In which unit is each of the two?",
+    "chunks(log) gives (state, bytes) of every chunk; one MiB has 2**20 bytes.",
 )
-def largest_free(answer, dump, pieces):
-    """answer(log) is the largest free piece in MiB; pieces: those of the lab's own dump, in MiB."""
-    for log, right in ((dump, pieces), (_DUMP, [3.0, 2.0])):
-        found = answer(log)
-        assert found is not None, "largest_free() returns nothing yet: return a number of MiB."
-        assert np.ndim(found) == 0 and not isinstance(found, str), f"it returns {type(found).__name__}, not one number."
-        found = float(found)
-        told = f"of the pieces {', '.join(f'{piece:.1f}' for piece in right)} MiB it finds {found:,.4g}"
-        assert not abs(found - max(right) * MIB) < 1, f"{told}: that is in bytes."
-        assert not (len(right) > 1 and abs(found - sum(right)) < 0.01), f"{told}: that is all that is free, in pieces."
-        assert abs(found - max(right)) < 0.01, f"{told}. Look at the free ones only."
+def cause(answer, dump, wanted):
+    """answer(log, MiB) tells whether enough was free in all, for the lab's dump and made ones."""
+    first = re.split(r"Next region of size \d+", dump)[1]
+    free = sum(int(size) for size in re.findall(r"Free +at [0-9a-f]+ of size (\d+)", first)) / MIB
+    asked = [(dump, wanted, free), (dump, free + 10, free)]
+    asked += [(_made_dump(40, -30, 20, -25, 13), 50, 55), (_made_dump(60, -10, 50), 20, 10), (_made_dump(100), 5, 0)]
+    for log, size, free in asked:
+        found, expected = answer(log, size), _WORDS[free < size]
+        assert found is not None and found is not ..., "cause() returns nothing yet: return one of two texts."
+        assert found in _WORDS, f"you return {found!r}: either 'in pieces' or 'in use' is wanted."
+        story = "the memory was there, in pieces" if free >= size else "too much was in use"
+        assert found == expected, f"{free:.0f} MiB free, {size:.0f} wanted: {story}; you say {found!r}."
+
+
+def _encoded(answer, output, batch, lengths):
+    """In the arm: for each output that answer gives (its shape, its distance from the batch's own); None for none."""
+    import numpy as np
+
+    right = [output(batch(length)).numpy() for length in lengths]
+    found = answer((batch(length) for length in lengths), output)
+    if found is None or found is Ellipsis:
+        return None
+    apart = lambda one, own: float(abs(one - own).max()) if one.shape == own.shape else None
+    return [(list(np.shape(one)), apart(np.asarray(one), own)) for one, own in zip(found, right)] + [
+        (list(np.shape(one)), None) for one in found[len(right) :]
+    ]
 
 
 @exercise(
     2,
-    "The results need not stay where the batches come and go.",
-    "What holds a result as a NumPy array? Or: what could be there, at its full size, before the first batch?",
+    "What lies between the holes need not stay in the region, or need not come in that order.",
+    "A tensor's .numpy() is a copy that TensorFlow's allocator does not know. Or: sort, and put back what was sorted.",
 )
-def in_order(answer, sweep, sizes, budget):
-    """answer(sizes) works through the batches in their order inside the budget; gives what sweep(sizes) gives."""
-    want = sweep(sizes)
-    done = run(answer, sizes, budget=budget, label="your answer to 2", quiet=True)
+def encode_all(answer, output, batch, lengths, budget):
+    """answer(batches, output) gives all outputs in the batches' order, within the budget in which the plain loop fails."""
+    done = run(_encoded, answer, output, batch, lengths, budget=budget, label="your answer to 2", quiet=True)
     finished(done)
-    assert done.value is not None, "in_order() returns nothing yet: return the results, one array a batch."
-    assert isinstance(done.value, (list, tuple, np.ndarray)), f"it returns {type(done.value).__name__}, not a list."
-    got = [np.asarray(part) for part in done.value]
-    assert sum(len(part) for part in got) == sum(len(part) for part in want), (
-        f"it returns {sum(map(len, got)):,} rows of results for {sum(map(len, want)):,} rows of data: some are lost."
+    assert done.value is not None, "encode_all() returns nothing yet: return a list of outputs."
+    assert len(done.value) == len(lengths), (
+        f"{len(lengths)} outputs are wanted, one for each batch; you return {len(done.value)}."
     )
-    got, want = np.concatenate(got), np.concatenate(want)
-    assert got.shape == want.shape, f"the results have the shape {got.shape}, not {want.shape}."
-    assert np.allclose(got, want, rtol=1e-3, atol=1e-5), (
-        "the results are not those of these batches in this order: a result stands in another's place."
-    )
+    wide = [shape for shape, _ in done.value if len(shape) != 3]
+    assert not wide, f"an output has the shape {wide[0]}: it is not what output() returned."
+    for number, (shape, apart) in enumerate(done.value):
+        assert shape[1] == lengths[number], (
+            f"output {number} belongs to another batch: {shape[1]} words, not {lengths[number]}."
+        )
+        assert apart is not None and apart < 1e-3, f"the values of output {number} are not those of its batch."

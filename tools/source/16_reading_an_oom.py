@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 16 · Reading an OOM: the allocator and fragmentation
 #
-# **Symptom:** *"OOM when allocating tensor … If the cause is memory fragmentation …"* in a loop whose tensors, added
-# up, would fit, and a hundred lines of `Bin (256): Total Chunks …` that nobody reads.
+# **Symptom:** *"OOM when allocating tensor"* although the log of the same error says that a third of the memory is free, *"If
+# the cause is memory fragmentation …"*, and a hundred lines of `Bin (256): Total Chunks …` that nobody reads.
 #
 # **Afterwards you can** read the message and the dump, draw from them what lay where, tell "too much in use" from
-# "enough free, but in pieces", and order work so that the pieces do not arise.
+# "enough free, but in pieces", and order a program's work so that the pieces do not arise.
 #
 # | | |
 # |---|---|
@@ -14,78 +14,69 @@
 # | Claims judged | C23 |
 
 # %% tags=["parameters"]
-SCALE = "quick"  # "full" makes every row twice as wide
+SCALE = "quick"  # "full" takes four times as many rows
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
 import re
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 import labsupport as lab
 from labsupport.graders import reading_an_oom as check
 
 tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 
-COLUMNS = lab.choose(SCALE, quick=256, full=512)
-KEPT = COLUMNS * 5 // 8
-BUDGET = lab.choose(SCALE, quick="212 MiB", full="424 MiB")
-SIZES = [1024, 4096, 16384, 65536]  # rows of a batch
-print(f"batches of {SIZES} rows, budget {BUDGET}")
+ROWS = lab.choose(SCALE, quick=64, full=256)  # sentences in a batch
+WIDTH = 512
+LENGTHS = [16 * number for number in range(1, 13)]  # words a sentence, batch by batch
+UNIT = lab.tensor_mib((ROWS, 16, WIDTH))
+BUDGET = f"{112 * UNIT:.0f} MiB"
 
 # %% [markdown]
 # ## Predict
 #
-# TensorFlow does not ask the system for every tensor. Its allocator takes one large *region* (on a GPU nearly all of the
-# card) and cuts *chunks* out of it. It is called *best-fit with coalescing*, BFC: a request gets the smallest free chunk
-# that is large enough, and free neighbours are joined.
+# TensorFlow does not ask the system for every tensor. It takes a large *region* (on a GPU: nearly all of the card) and
+# cuts tensors out of it. The allocator is called BFC, *best fit with coalescing*: a request gets the smallest free piece
+# that is large enough, and neighbouring free pieces are joined.
 #
-# A sweep runs a layer's activation on larger and larger batches, and keeps a part of every output to compare them later.
-# What has to be there at the worst moment, in the last and largest batch? Its rows, the output, what is kept of it, and
-# what was kept of the batches before.
+# A model encodes sentences, and the outputs are kept. To save padding the batches are sorted by length, shortest first, as
+# many guides advise. Each batch makes word vectors, which are gone when it is done, and an output of the same size, which
+# stays.
 
 # %%
-my_guess = lab.guess("What do the tensors of the sweep need at its peak?", GUESS_MIB)
-
-# %%
-largest = SIZES[-1]
-parts = {
-    "rows and output": 2 * lab.tensor_mib((largest, COLUMNS)),
-    "kept of it": lab.tensor_mib((largest, KEPT)),
-    "kept before": sum(lab.tensor_mib((rows, KEPT)) for rows in SIZES[:-1]),
-}
-needed = sum(parts.values())
-print(", ".join(f"{name} {size:.1f} MiB" for name, size in parts.items()))
-print(f"in all {needed:.1f} MiB, budget {BUDGET}")
+kept = UNIT * len(LENGTHS) * (len(LENGTHS) + 1) / 2
+last = UNIT * len(LENGTHS)
+print(f"outputs of all {len(LENGTHS)} batches: {kept:.0f} MiB")
+print(
+    f"word vectors of the last batch: {last:.0f} MiB, together {kept + last:.0f}; budget {BUDGET}"
+)
+my_guess = lab.guess(
+    "By that sum it fits. It will fail all the same: how much is free when it does?", GUESS_MIB
+)
 
 # %% [markdown]
 # ## Failure
-#
-# That is less than the budget.
 
 
 # %%
-def batch(rows):
-    return np.random.default_rng(rows).standard_normal((rows, COLUMNS), np.float32)
+def output(words):
+    table = tf.random.stateless_normal([1000, WIDTH], seed=[1, 2])
+    weight = tf.random.stateless_normal([WIDTH, WIDTH], seed=[3, 4])
+    vectors = tf.gather(table, words)
+    return tf.matmul(vectors, weight)
 
 
-def sweep(sizes):
-    kept = []
-    for rows in sizes:
-        with lab.phase(f"{rows} rows"):
-            x = tf.constant(batch(rows))
-            output = tf.tanh(x)
-            kept.append(output[:, :KEPT])
-            del x, output
-    return [part.numpy() for part in kept]
+def batch(length):
+    return tf.random.stateless_uniform([ROWS, length], [length, 0], 0, 1000, tf.int32)
 
 
-def smallest_first(sizes):
-    return sum(float(part.sum()) for part in sweep(sizes))
+def encode(lengths):
+    outputs = [output(batch(length)) for length in lengths]
+    return sum(float(tf.reduce_sum(abs(one[:, 0]))) for one in outputs)
 
 
-failure = lab.run(smallest_first, SIZES, budget=BUDGET, label="smallest first")
+failure = lab.run(encode, LENGTHS, budget=BUDGET, label="shortest first")
 lab.expect_oom(failure)
 
 # %% [markdown]
@@ -107,7 +98,7 @@ def chunks(log):
     return [(state, int(size)) for state, size in largest]
 
 
-dump = failure.error.log
+dump, wanted = failure.error.log, failure.wanted / 2**20
 free = [size / 2**20 for state, size in chunks(dump) if state == "Free"]
 looks = {
     "InUse": {"color": lab.COLOURS[1], "label": "in use"},
@@ -121,90 +112,86 @@ for state, size in chunks(dump):
 axes.set(yticks=[], xlabel="place in the region (MiB): blue = in use, hatched = free")
 axes.set_title("The region when the allocation failed")
 plt.show()
-
-# %%
-done = len(failure.phases) - 1  # the last one ended in the error
-live = sum(lab.tensor_mib((rows, KEPT)) for rows in SIZES[:done])
-live += 2 * lab.tensor_mib((SIZES[done], COLUMNS))
-wanted = failure.wanted / 2**20
-limit = failure.budget / 2**20
-in_use = failure.dumps[-1] / 2**20
 lab.note(
-    f"The batch of {SIZES[done]:,} rows wanted {wanted:.0f} MiB for what is to be kept of it. The tensors that were alive "
-    f"have {live:.1f} MiB by their shapes, so {limit - live:.1f} of {limit:.0f} MiB were needed by nobody. Of these "
-    f"{sum(free):.1f} MiB were free, in {len(free)} pieces, the largest of {max(free):.1f} MiB. The other "
-    f"{in_use - live:.1f} MiB lay unused at the end of a chunk in use: a free chunk that is less than twice the "
-    "request is handed out whole."
+    f"{sum(free):.0f} MiB are free in {len(free)} pieces, the largest of {max(free):.0f} MiB; "
+    f"wanted were {wanted:.0f} MiB. Each hole is where the word vectors of a batch were. The next "
+    "batch is longer and fits into none of them, and the outputs between them keep them from "
+    "being joined."
 )
 
 # %% [markdown]
-# Every batch is larger than the hole that the one before it has left, so it goes behind it; and what is kept, which
-# stays, lies between the holes.
-#
 # ## Fix
 #
-# TensorFlow's message recommends `TF_GPU_ALLOCATOR=cuda_malloc_async`, which exists for GPUs only. What works everywhere
-# is the order: the largest batch first leaves the largest hole, and each later one fits into it. Same batches, same
-# results, same budget.
-
+# The article says that the allocator fragments, and stops there. TensorFlow's message recommends
+# `TF_GPU_ALLOCATOR=cuda_malloc_async`, which exists for GPUs only. What works everywhere is the order: the same batches,
+# budget and outputs, the *longest* first. Its hole is large enough for all that come after it.
 
 # %%
-def largest_first(sizes):
-    return smallest_first(sizes[::-1])
-
-
-fix = lab.run(largest_first, SIZES, budget=BUDGET, label="largest first")
+fix = lab.run(encode, LENGTHS[::-1], budget=BUDGET, label="longest first")
 lab.expect_finished(fix)
 
 # %% [markdown]
-# Does the order only lower what is needed? A control: smallest first again, in a region with room to spare.
+# What shortest first would have needed, without a tight budget, and the control: is it the outputs between the holes? Shortest
+# first once more, with nothing kept.
+
 
 # %%
-control = lab.run(smallest_first, SIZES, label="smallest first, room to spare")
-lab.expect_finished(control)
+def encode_and_forget(lengths):
+    return sum(float(tf.reduce_sum(abs(output(batch(length))[:, 0]))) for length in lengths)
+
+
+unbounded = lab.measure(encode, LENGTHS, label="shortest first, no tight budget")
+control = lab.measure(encode_and_forget, LENGTHS, budget=BUDGET, label="shortest first, not kept")
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-lab.compare(control, failure, fix)
+lab.compare(unbounded, failure, fix, control)
 
 # %%
-lab.predicted_vs_measured(smallest_first=(needed, control.peak_mib))
+number = round(wanted / UNIT)  # the batch that had no room
+lab.predicted_vs_measured(
+    free_in_all=(UNIT * number * (number - 1) / 2, sum(free)),
+    largest_piece=(UNIT * (number - 1), max(free)),
+)
 
 # %%
-print(my_guess.against(control.peak_mib))
-assert np.isclose(fix.value, control.value, rtol=1e-3)
-assert control.peak_mib < limit, "with room to spare it must need less than the budget"
+print(my_guess.against(sum(free)))
+assert sum(free) > wanted > max(free), "enough free in all, no piece large enough"
+for arm in (fix, control):
+    assert abs(arm.value - unbounded.value) < 1e-4 * unbounded.value, "not the same outputs"
 lab.note(
-    f"With room to spare the same sweep peaks at {control.peak_mib:.1f} MiB, within the budget of {limit:.0f} MiB in which "
-    f"it died. Largest first peaks at {fix.peak_mib:.1f} MiB: the largest batch meets nothing that was kept, and what "
-    "comes later fits into its place."
+    f"All arms compute the same outputs. Longest first peaks at {fix.peak_mib:.0f} MiB, shortest "
+    f"first at {unbounded.peak_mib:.0f}, both below the budget of {BUDGET}: not the sum of the "
+    "tensors decides, but where they lie."
 )
 
 # %% [markdown]
 # ## Explain
 #
-# * **In use** is what chunks hold that were handed out. **Reserved** is the region; the system, `top` and the GPU tool see
-#   only that, so they cannot tell fragmentation from a full region. A freed tensor's memory goes back to the region, never
-#   to the system.
-# * **Fragmentation** needs mixed lifetimes: something that stays between things that come and go in growing sizes. Kept
-#   results of batches that grow do it; so do optimizer slots that are made in the first step (`optimizer.build`
-#   before it puts them in front).
-# * **Rounding.** Every tensor takes at least a quarter of a KiB, so many tiny tensors cost far more than their contents.
-# * **The last piece.** A free chunk that is less than twice the request, and whose rest would be below 128 MiB, is handed
-#   out whole ([bfc_allocator.cc](https://github.com/tensorflow/tensorflow/blob/v2.21.0/third_party/xla/xla/tsl/framework/bfc_allocator.cc)).
+# * **In use** is what tensors hold. **Reserved** is the region; the system, `top` and `nvidia-smi` see only that, so they
+#   cannot show fragmentation. After a tensor is freed its memory goes back to the region, never to the system.
+# * **Fragmentation** needs mixed lifetimes: something long-lived between short-lived things, and requests that grow.
+# * **Rounding.** Every tensor takes a multiple of 256 bytes, so many tiny tensors cost far more than their contents.
+# * **The last piece.** When a free piece is less than twice the request, and the rest would be below 128 MiB, it is handed
+#   out whole. Close to the limit, in-use can therefore jump by more than was asked for.
 #
 # The next cell measures the last two.
 
 
 # %%
+def block(mebibytes):
+    return tf.zeros([mebibytes * 2**18])  # float32
+
+
 def rounding():
     with lab.phase("scalars"):
         scalars = [tf.zeros([]) + index for index in range(10_000)]
     del scalars
     blocks = [tf.zeros([100 * 2**18])]
-    with lab.phase("last piece"):  # 156 MiB are left in the region; the remainder would be 56
+    # 156 MiB are left in the region; the rest would be 56, and is split off from 128 MiB on.
+    with lab.phase("last piece"):
         blocks.append(tf.zeros([100 * 2**18]))
 
 
@@ -217,19 +204,21 @@ lab.note(
 )
 
 # %% [markdown]
-# **When it flips.** If what is wanted fits into the largest hole, nothing fails. In the simplest case blocks fill a region,
-# and every other one is freed: how large may the largest tensor be?
+# **When it flips.** With equal lengths every hole fits the next batch, and the order does not matter. Move the sliders: in
+# which room do the batches fit, by the sum of what lies where?
 
 
 # %%
-def holes(block_mib=16, wanted_mib=64, region_mib=256):
-    free_mib = region_mib / 2
-    fits = wanted_mib <= block_mib
-    print(f"{free_mib:.0f} MiB free in pieces of {block_mib} MiB", end=": ")
-    print(f"{wanted_mib} MiB {'fit' if fits else 'do not fit'} (predicted)")
+def room(batches=12, first_length=16, growth=16):
+    sizes = [
+        lab.tensor_mib((ROWS, first_length + growth * number, WIDTH)) for number in range(batches)
+    ]
+    longest_first = sum(sizes) + sizes[-1]
+    shortest_first = 2 * sum(sizes) if growth else longest_first
+    print(f"longest first {longest_first:.0f} MiB, shortest first {shortest_first:.0f} (predicted)")
 
 
-lab.explore(holes, block_mib=(1, 128, 1), wanted_mib=(1, 128, 1), region_mib=(64, 1024, 64))
+lab.explore(room, batches=(1, 40), first_length=(16, 256, 16), growth=(0, 64, 4))
 
 # %% [markdown]
 # On a GPU, three settings change the picture. They cannot be measured without one; each line is the command to try there:
@@ -246,97 +235,119 @@ lab.explore(holes, block_mib=(1, 128, 1), wanted_mib=(1, 128, 1), region_mib=(64
 lab.verdict(
     "C23",
     "holds",
-    died=failure.outcome == "OOM",
-    not_needed=limit - live,
-    wanted=wanted,
+    free=sum(free),
     largest=max(free),
-    room_to_spare=control.peak_mib,
-    budget=limit,
-    tensors_at_end=fix.end_mib,
-    process_at_end=fix.process_end_mib,
+    wanted=wanted,
+    died=failure.outcome == "OOM",
+    peak=unbounded.peak_mib,
+    tensors_at_end=unbounded.end_mib,
+    process_at_end=unbounded.process_end_mib,
 )
 
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Write `largest_free(log)`: the MiB of the largest free piece in a dump. You may use `chunks()`.
+# **1.** Write `cause(log, wanted)`: from a dump, and the MiB that had no room, return `"in pieces"` if enough was free in all,
+# and `"in use"` if not. You may use `chunks()`. The check has dumps of its own, too.
 
 
 # %%
-def largest_free(log):
+def cause(log, wanted):
     # BEGIN SOLUTION
-    return max(size for state, size in chunks(log) if state == "Free") / 2**20
+    free = sum(size for state, size in chunks(log) if state == "Free")
+    return "in pieces" if free >= wanted * 2**20 else "in use"
     # END SOLUTION
 
 
 # %%
-check.largest_free(largest_free, dump, free)
+check.cause(cause, dump, wanted)
 
 
 # %% tags=["right"]
-def largest_free(log):
-    sizes = re.findall(r"Free +at \w+ of size (\d+)", log)
-    return np.max([int(size) for size in sizes]) / 2**20
+def cause(log, wanted):
+    lines = re.findall(r"Free +at \w+ of size (\d+)", log.split("Next region")[1])
+    return ("in use", "in pieces")[sum(map(int, lines)) / 2**20 > wanted]
 
 
 # %% tags=["wrong"]
-# says: in bytes
-def largest_free(log):
-    return max(size for state, size in chunks(log) if state == "Free")
+# says: too much was in use
+def cause(log, wanted):
+    largest = max((size for state, size in chunks(log) if state == "Free"), default=0)
+    return "in pieces" if largest < wanted * 2**20 else "in use"
 
 
 # %% tags=["wrong"]
-# says: free ones only
-def largest_free(log):
-    return max(size for state, size in chunks(log)) / 2**20
+# says: too much was in use
+def cause(log, wanted):
+    return "in pieces" if sum(size for state, size in chunks(log) if state == "Free") else "in use"
+
+
+# %% tags=["wrong"]
+# says: too much was in use
+def cause(log, wanted):
+    free = sum(size for state, size in chunks(log) if state == "Free")
+    return "in pieces" if free >= wanted else "in use"
 
 
 # %% tags=["wrong"]
 # says: in pieces
-def largest_free(log):
-    return sum(size for state, size in chunks(log) if state == "Free") / 2**20
+def cause(log, wanted):
+    return "fragmented"
 
 
 # %% [markdown]
-# **2.** Sometimes the order is given: the batches come from a queue, smallest first. Write `in_order(sizes)`: the same
-# batches in the same order as in `sweep`, inside the budget in which it died. Return what is kept, one NumPy array a batch.
+# **2.** The batches come shortest first, from a generator, and the caller wants the outputs as a list in that order.
+# Write `encode_all(batches, output)`, which calls `output(words)` for each of them, so that it fits the budget.
 
 
 # %%
-def in_order(sizes):
-    # BEGIN SOLUTION
-    return [tf.tanh(tf.constant(batch(rows)))[:, :KEPT].numpy() for rows in sizes]
-    # END SOLUTION
+def encode_all(batches, output):
+    outputs = []
+    for words in batches:
+        one = output(words)
+        # BEGIN SOLUTION
+        one = one.numpy()  # a copy outside the region
+        # END SOLUTION
+        outputs.append(one)
+    return outputs
 
 
 # %%
-check.in_order(in_order, sweep, SIZES, BUDGET)
+check.encode_all(encode_all, output, batch, LENGTHS, BUDGET)
 
 
 # %% tags=["right"]
-def in_order(sizes):
-    room = tf.Variable(tf.zeros([sum(sizes), KEPT]))  # at its full size, before the first batch
-    at = 0
-    for rows in sizes:
-        for part in np.array_split(batch(rows), 4):
-            room[at : at + len(part)].assign(tf.tanh(part)[:, :KEPT])
-            at += len(part)
-    return np.split(room.numpy(), np.cumsum(sizes)[:-1])
+def encode_all(batches, output):
+    words = list(batches)
+    done = {}
+    for place in sorted(range(len(words)), key=lambda place: -words[place].shape[1]):
+        done[place] = output(words[place])
+    return [done[place] for place in range(len(words))]
 
 
 # %% tags=["wrong"]
-# says: out of memory
-def in_order(sizes):
-    return sweep(sizes)
+# says: another batch
+def encode_all(batches, output):
+    return [output(words) for words in reversed(list(batches))]
 
 
 # %% tags=["wrong"]
-# says: another's place
-def in_order(sizes):
-    return sweep(sizes[::-1])
+# says: no room
+def encode_all(batches, output):
+    import numpy as np
+
+    return [np.asarray(output(words)) for words in batches]
 
 
 # %% tags=["wrong"]
-# says: lost
-def in_order(sizes):
-    return sweep(sizes[:1])
+# says: 12 outputs are wanted
+def encode_all(batches, output):
+    for words in batches:
+        last = output(words)
+    return last
+
+
+# %% tags=["wrong"]
+# says: has the shape
+def encode_all(batches, output):
+    return [tf.reduce_mean(output(words), axis=1) for words in batches]
