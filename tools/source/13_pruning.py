@@ -88,8 +88,9 @@ def network(units, weights):
     hidden = [keras.layers.Dense(n, activation="relu", **zeros) for n in units]
     model = keras.Sequential([keras.layers.Input((64,)), *hidden, keras.layers.Dense(10, **zeros)])
     for variable, value in zip(model.weights, weights):
-        # Added in place: assign() could borrow the memory of a NumPy array, which nobody counts.
-        variable.assign_add(value)
+        # Decoded by TensorFlow, so that its allocator counts them: set_weights() may borrow the
+        # memory of a NumPy array, which nobody counts.
+        variable.assign(tf.reshape(tf.io.decode_raw(value.tobytes(), "float32"), value.shape))
     return model
 
 
@@ -265,7 +266,8 @@ print(f"zeros {zeros(blocks.value['weights']):.1%}")
 # %% [markdown]
 # ## Side by side
 #
-# What the dense and the pruned model need without a budget, and the one without its weak units:
+# What the dense and the pruned model need without a budget, and the one without its weak units. (What stays is hatched.
+# While a model is loaded, a kernel stands there twice: as zeros, and as what replaces them.)
 
 # %%
 whole = {
@@ -366,9 +368,10 @@ assert min(right.values()) > right["dense"] - 0.05, "one of them lost over five 
 running, file = sizes["running interpreter"], sizes[".tflite file"]
 assert not running["blocks, packed"] > lab.parse_size(BUDGET) / 2**20  # nor if unavailable
 lab.note(
-    f"The packed file of the model pruned weight by weight has {file['pruned, packed']:.1f} MiB in place of "
-    f"{file['dense']:.1f}, and its interpreter takes {running['pruned, packed']:.1f} MiB where the dense one takes "
-    f"{running['dense']:.1f}. Pruned in blocks, {file['blocks, packed']:.1f} MiB of file run in "
+    f"The packed file of the model pruned weight by weight has {file['pruned, packed']:.1f} MiB in "
+    f"place of {file['dense']:.1f}, and its interpreter takes {running['pruned, packed']:.1f} MiB "
+    f"where the dense one takes {running['dense']:.1f}. Pruned in blocks, "
+    f"{file['blocks, packed']:.1f} MiB of file run in "
     f"{running['blocks, packed']:.1f} MiB, within the budget of {BUDGET}."
 )
 
@@ -416,9 +419,10 @@ axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 predicted_sparse = kernels / 4 * FORMATS["tf.sparse (two int64)"](1 - share)
 lab.note(
-    f"The kernels in `tf.sparse` took {sparse_mib:.1f} MiB, by their shapes {predicted_sparse:.1f}: the "
-    f"allocator hands out a free piece of memory (a *chunk*) whole, unless it is at least twice as "
-    f"large as what was asked for. Dense, they have {kernels:.1f} MiB."
+    f"The kernels in `tf.sparse` took {sparse_mib:.1f} MiB, by their shapes "
+    f"{predicted_sparse:.1f}: the allocator hands out a free piece of memory (a *chunk*) whole, "
+    f"unless it is at least twice as large as what was asked for. Dense, they have {kernels:.1f} "
+    "MiB."
 )
 
 
