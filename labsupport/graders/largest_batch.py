@@ -53,8 +53,10 @@ def halved(answer):
         f"when {left[0]} rows are tried, the error of the try before is still alive, and what that call held."
     )
     for largest, start, fits in ((1, 5, 1), (4096, 4096, 4096), (0, 64, 0)):
-        found = answer(_step_up_to(largest, [], []), start)
+        calls = []
+        found = answer(_step_up_to(largest, calls, []), start)
         words = "where not even a batch of 1 fits" if not fits else f"from {start}, with room for {largest}"
+        assert max(calls) <= start, f"{words} it tried {max(calls)}: begin with the batch that is given."
         assert found == fits, f"{words} it gives {found}, not {fits}."
     try:
         answer(_broken_step, 64)
@@ -87,8 +89,12 @@ def from_a_line(answer):
             measured.append(max(line[0], line[1] + line[2] * batch))
             return measured[-1]
 
-        found, largest = answer(peak, budget, first), (budget - intercept) / slope
+        try:
+            found, largest = answer(peak, budget, first), (budget - intercept) / slope
+        except ZeroDivisionError:
+            raise AssertionError(f"{case} it divides by zero: two sizes on the floor have the same peak.") from None
         assert found is not None and found is not ..., "it returns nothing yet: return a batch."
+        assert isinstance(found, (int, float, np.number)), f"it returns {type(found).__name__}, not a batch."
         assert max(measured, default=0) <= budget, (
             f"{case}: it measured a step of {max(measured):.0f} MiB, beyond the budget of {budget:.0f}."
         )

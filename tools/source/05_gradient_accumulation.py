@@ -158,7 +158,8 @@ small_batch = lab.measure(
     one_update, PART, budget=BUDGET, label="one small batch", env=lab.NO_ONEDNN
 )
 lab.note(
-    f"Published loop: {articles.peak_mib:.1f} MiB; an ordinary update from {PART} rows: {small_batch.peak_mib:.1f}. "
+    f"Published loop: {articles.peak_mib:.1f} MiB; an ordinary update from {PART} rows: "
+    f"{small_batch.peak_mib:.1f}. "
     "The loop hands the gradients out of the step, where they stay until the next ones are there."
 )
 
@@ -267,9 +268,12 @@ lab.predicted_vs_measured(
 
 # %%
 lab.note(
-    f"The sums have {weights:.1f} MiB and were handed out in pieces of {sums_mib:.1f} together: TensorFlow's allocator "
-    "does not cut up a free piece that is less than twice as large as the tensor. And a prediction is the least that a "
-    "graph needs: a CPU runs operations of it side by side, and what is alive then differs from step to step."
+    f"The sums have {weights:.1f} MiB and were handed out in pieces of {sums_mib:.1f} together: "
+    "TensorFlow's allocator "
+    "does not cut up a free piece that is less than twice as large as the tensor. And a "
+    "prediction is the least that a "
+    "graph needs: a CPU runs operations of it side by side, and what is alive then differs from "
+    "step to step."
 )
 print("The sum:", sums_guess.against(sums_mib))
 print("The update:", my_guess.against(right.peak_mib))
@@ -613,6 +617,14 @@ def normalized_model():
 def normalized_model():
     layers = keras.layers
     body = [layers.Dense(64), layers.ReLU(), layers.Dense(10)]
+    return keras.Sequential([keras.Input((64,)), *body])
+
+
+# %% tags=["wrong"]
+# says: nothing is normalized
+def normalized_model():
+    layers = keras.layers
+    body = [layers.Dense(64, activation="tanh"), layers.Dense(10)]
     return keras.Sequential([keras.Input((64,)), *body])
 
 
