@@ -119,7 +119,6 @@ def cleared(answer, x, y):
 def _norms(answer, x, y):
     """In the arm: the distance of the accumulated gradient, and what scaled and shifted inputs do to the hidden numbers."""
     import keras
-    import tensorflow as tf
 
     keras.utils.set_random_seed(0)
     model = answer()
