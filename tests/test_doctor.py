@@ -13,7 +13,7 @@ from labsupport.showing.live import TerminalPlot
 TABLE = {
     "00": ("batch-bound activations", "failure", "fix", ()),  # summary() does not count them
     "01": ("input copy", "failure", "fix", ()),
-    "02": ("input copy", "failure", "fetched", ()),
+    "02": ("input copy", "failure", "fix", ()),
     "03": ("buffer", "failure", "fix", ()),
     "04": ("batch-bound activations", "failure", "fix", ()),
     "05": ("batch-bound activations", "failure", "right", ()),
@@ -31,6 +31,8 @@ TABLE = {
     "16": ("fragmentation", "failure", "fix", ()),
     "17": ("replicas", "failure", "fix", ()),
     "18": ("batch-bound activations", "failure", "fix", ()),
+    "31": ("batch-bound activations", "failure", "fix", ()),
+    "32": ("batch-bound activations", "failure", "fix", ()),
     "19": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 

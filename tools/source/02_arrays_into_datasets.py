@@ -174,9 +174,10 @@ print(f"Mean pixel: {slices.value:.4f} from slices, {fix.value:.4f} by index")
 assert abs(slices.value - fix.value) < 0.001
 assert abs(from_file.value - 0.5) < 0.01  # other random images, whose mean is a half as well
 lab.note(
-    f"By index, tensors peaked at {fix.peak_mib / batch:.1f} batches: the one in use, and those that `tf.data` makes "
-    f"ready meanwhile. The process had {fix.process_peak_mib - array:.0f} MiB beside the array, and "
-    f"{from_file.process_peak_mib:.0f} in all with the array in a file; that also pays for threads and code."
+    f"By index, tensors peaked at {fix.peak_mib / batch:.1f} batches: the one in use, and those "
+    f"that `tf.data` makes ready meanwhile. The process had {fix.process_peak_mib - array:.0f} MiB "
+    f"beside the array, and {from_file.process_peak_mib:.0f} in all with the array in a file; that "
+    "also pays for threads and code."
 )
 
 # %% [markdown]
@@ -190,7 +191,7 @@ lab.note(
 
 # %%
 def levels(row, rewritten):
-    """MiB of tensors beside the dataset's own copy: at the worst moment, and in the middle of an epoch."""
+    """MiB of tensors beside the dataset's own copy: the most, and in the middle of an epoch."""
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = rewritten
     dataset = tf.data.Dataset.from_tensor_slices(images(count=BUFFER, row=row))
@@ -225,11 +226,12 @@ buffers.round(1)
 even, uneven = buffers.loc[(64, True)], buffers.loc[(61, True)]
 bare = buffers.loc[(64, False)]
 lab.note(
-    f"MiB beside the dataset's copy. Rewritten, the worst moment is {even['worst moment']:.0f} MiB more, "
-    f"as it is without {bare['worst moment']:.1f}: that is the second copy, and it goes before the first batch. "
-    f"While the shuffle buffer is full, {even['in an epoch']:.1f} MiB are held with rows of 64 × 64 and "
-    f"{uneven['in an epoch']:.1f} with rows of 61 × 61. Elements of the first are views into the one big tensor; "
-    "TensorFlow wants tensors to begin at multiples of 64 bytes, so a row that begins elsewhere is copied."
+    f"MiB beside the dataset's copy. Rewritten, the worst moment is {even['worst moment']:.0f} MiB "
+    f"more, as it is without {bare['worst moment']:.1f}: that is the second copy, and it goes "
+    f"before the first batch. While the shuffle buffer is full, {even['in an epoch']:.1f} MiB are "
+    f"held with rows of 64 × 64 and {uneven['in an epoch']:.1f} with rows of 61 × 61. Elements of "
+    "the first are views into the one big tensor; TensorFlow wants tensors to begin at multiples "
+    "of 64 bytes, so a row that begins elsewhere is copied."
 )
 
 # %% [markdown]
@@ -274,11 +276,12 @@ plt.show()
 
 # %%
 lab.note(
-    f"Nothing leaks: at the end of the first and the last epoch {rebuilt['end MiB'].iloc[0]:.1f} and "
-    f"{rebuilt['end MiB'].iloc[-1]:.1f} MiB are held. But a new dataset is copied and rewritten anew, while the name "
-    f"still holds the old one: {rebuilt['peak MiB'].median():.0f} MiB at the worst moment against "
-    f"{once['peak MiB'].median():.0f}, and {rebuilt['seconds'].median():.3f} s against {once['seconds'].median():.3f} "
-    f"(medians; between {rebuilt['seconds'].min():.3f} and {rebuilt['seconds'].max():.3f}, "
+    f"Nothing leaks: at the end of the first and the last epoch {rebuilt['end MiB'].iloc[0]:.1f} "
+    f"and {rebuilt['end MiB'].iloc[-1]:.1f} MiB are held. But a new dataset is copied and "
+    f"rewritten anew, while the name still holds the old one: {rebuilt['peak MiB'].median():.0f} "
+    f"MiB at the worst moment against {once['peak MiB'].median():.0f}, and "
+    f"{rebuilt['seconds'].median():.3f} s against {once['seconds'].median():.3f} (medians; between "
+    f"{rebuilt['seconds'].min():.3f} and {rebuilt['seconds'].max():.3f}, "
     f"{once['seconds'].min():.3f} and {once['seconds'].max():.3f})."
 )
 
@@ -330,7 +333,8 @@ assert np.allclose(losses[1:, 0], losses[1:, 1], rtol=1e-4)  # one-hot or intege
 lab.note(
     f"float32 takes {float32 / float64:.2f} of float64's peak. Integers for one-hot labels take "
     f"{many_integers / many_one_hot:.2f} of the peak where the labels are the larger part, and "
-    f"{few_integers / few_one_hot:.2f} where images are: a dtype saves where the bytes are, so count first."
+    f"{few_integers / few_one_hot:.2f} where images are: a dtype saves where the bytes are, so "
+    "count first."
 )
 
 # %% [markdown]
@@ -358,7 +362,8 @@ def baked():
 graph_mib, grown = lab.measure(baked, label="array in a graph").value
 small = lab.tensor_mib((BAKED, *ROW))
 lab.note(
-    f"The array has {small:.1f} MiB and the graph {graph_mib:.1f}; one trace made the process grow by {grown:.0f} MiB, "
+    f"The array has {small:.1f} MiB and the graph {graph_mib:.1f}; one trace made the process "
+    f"grow by {grown:.0f} MiB, "
     f"which is {grown / small:.1f} arrays. Exercise 2 takes the array out."
 )
 

@@ -147,8 +147,10 @@ table.round(2)
 # %%
 tiny_full, tiny_once, tiny_control = table.to_dict("records")
 lab.note(
-    f"The counter differs by {abs(tiny_full['tensors, peak KiB'] - tiny_once['tensors, peak KiB']):.1f} KiB. "
-    f"The process is larger with slices: their last one has 4 rows, for which the function is built a second time. "
+    "The counter differs by "
+    f"{abs(tiny_full['tensors, peak KiB'] - tiny_once['tensors, peak KiB']):.1f} KiB. "
+    "The process is larger with slices: their last one has 4 rows, for which the function is "
+    "built a second time. "
     f"And the cure changed the training: {tiny_once['updates']:,.0f} updates in place of "
     f"{tiny_full['updates']:,.0f}, and a loss of {tiny_once['loss']:.2f} in place of "
     f"{tiny_full['loss']:.2f}. Over as many samples it is {tiny_control['loss']:.2f}."
@@ -187,8 +189,10 @@ lab.predicted_vs_measured(
 
 # %%
 lab.note(
-    "The prediction is the least that a graph needs. It runs operations side by side, and what a step takes above "
-    f"that is not the same every time: here {unbounded.peak_mib - predicted_full.total_mib:.0f} MiB, where the "
+    "The prediction is the least that a graph needs. It runs operations side by side, and what a "
+    "step takes above "
+    f"that is not the same every time: here {unbounded.peak_mib - predicted_full.total_mib:.0f} "
+    "MiB, where the "
     f"outputs of one layer have {lab.tensor_mib((ROWS, WIDTH)):.0f}."
 )
 
@@ -276,9 +280,10 @@ for name, slots in (("sgd", 0), ("adam", 2)):
 floor = by_batch["adam measured"].iloc[0]
 lab.note(
     f"With Adam {SIZES[0]} rows need {floor:.1f} MiB and {SIZES[2]} rows "
-    f"{by_batch['adam measured'].loc[SIZES[2]]:.1f}: on the floor a smaller batch saves next to nothing. "
-    f"Steps of a graph over {GRAPH_SIZES[-1]} rows peaked between {graph_low[-1]:.1f} and {graph_high[-1]:.1f} MiB. "
-    "That spread is an effect of a CPU's threads; none of these labs measured a GPU's."
+    f"{by_batch['adam measured'].loc[SIZES[2]]:.1f}: on the floor a smaller batch saves next to "
+    f"nothing. Steps of a graph over {GRAPH_SIZES[-1]} rows peaked between {graph_low[-1]:.1f} and "
+    f"{graph_high[-1]:.1f} MiB. That spread is an effect of a CPU's threads; none of these labs "
+    "measured a GPU's."
 )
 
 # %% [markdown]

@@ -112,8 +112,8 @@ kept_per_trial = (held[-1] - held[0]) / (TRIALS - 1)
 print("in use after each trial (MiB):", *(f"{size:.1f}" for size in held))
 print(f"kept per trial: {kept_per_trial:.2f} MiB = {kept_per_trial / weights:.2f} × the weights")
 lab.note(
-    f"The budget is {BUDGET_MIB / unbounded.phases[0].peak_mib:.1f} times the peak of the first trial. "
-    f"Trial {finished + 1} began with what {finished} dropped models had left."
+    f"The budget is {BUDGET_MIB / unbounded.phases[0].peak_mib:.1f} times the peak of the first "
+    f"trial. Trial {finished + 1} began with what {finished} dropped models had left."
 )
 
 # %% [markdown]

@@ -347,10 +347,14 @@ eager, eager_s = eager_rows["MiB"], eager_rows["seconds"]
 best = int(eager.drop(0).idxmin())
 low, high = by_count["MiB"].min(), by_count["MiB"].max()
 lab.note(
-    f"Of the eager ways {best} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. With 6 segments a step took "
-    f"{eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU (the fastest of two each); a third more is what the "
-    f"arithmetic asks for. In a graph 6 segments peaked between {low[6]:.0f} and {high[6]:.0f} MiB, nothing recomputed "
-    f"between {low[0]:.0f} and {high[0]:.0f}: in which order a graph runs what is independent varies."
+    f"Of the eager ways {best} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. With 6 segments "
+    "a step took "
+    f"{eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU (the fastest of two each); a "
+    "third more is what the "
+    f"arithmetic asks for. In a graph 6 segments peaked between {low[6]:.0f} and {high[6]:.0f} "
+    "MiB, nothing recomputed "
+    f"between {low[0]:.0f} and {high[0]:.0f}: in which order a graph runs what is independent "
+    "varies."
 )
 off = max(run.value["off"] for run in [swept, *graphs])
 print(f"gradients: apart by at most {off:.1e} of the largest, float32 rounds at 1.2e-07")

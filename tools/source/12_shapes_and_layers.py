@@ -182,9 +182,10 @@ count, peak = table["weights"], table["measured MiB"]
 missing = 1 - table["predicted MiB"] / peak
 lab.note(
     f"Dense 16 has {count['Dense 16'] / count['published']:.0%} of the published weights and needs "
-    f"{peak['Dense 16'] / peak['published']:.0%} of the memory; strides=2 has all weights and needs "
-    f"{peak['strides=2'] / peak['published']:.0%}. The predictions lie {missing.min():.0%} to {missing.max():.0%} "
-    "below: they count the layers' tensors, and no scratch memory of the kernels that compute them."
+    f"{peak['Dense 16'] / peak['published']:.0%} of the memory; strides=2 has all weights and "
+    f"needs {peak['strides=2'] / peak['published']:.0%}. The predictions lie {missing.min():.0%} "
+    f"to {missing.max():.0%} below: they count the layers' tensors, and no scratch memory of the "
+    "kernels that compute them."
 )
 assert count["strides=2"] == count["published"] > 5 * count["Dense 16"]
 assert peak["strides=2"] < 0.75 * peak["published"] and peak["strides=2"] < peak["Dense 16"], (

@@ -154,8 +154,10 @@ saved = {
     for span in (short, long)
 }
 lab.note(
-    f"relu takes {saved[short]:.0%} from a batch padded to at most {short[1]} tokens, and {saved[long]:.0%} from one "
-    f"padded to {long[0]} or more: there the scores decide. The section Explain has what each keeps."
+    f"relu takes {saved[short]:.0%} from a batch padded to at most {short[1]} tokens, and "
+    f"{saved[long]:.0%} from one "
+    f"padded to {long[0]} or more: there the scores decide. The section Explain has what each "
+    "keeps."
 )
 
 # %% [markdown]
@@ -220,10 +222,13 @@ batches
 # %%
 largest, padding = batches["largest peak MiB"], batches["padding %"]
 lab.note(
-    f"Buckets cut the padding from {padding['padded']:.0f} to {padding['buckets']:.0f} %, and leave the largest peak at "
+    f"Buckets cut the padding from {padding['padded']:.0f} to {padding['buckets']:.0f} %, and "
+    "leave the largest peak at "
     f"{largest['buckets'] / largest['padded']:.2f} of what it was; the token budget brings it to "
-    f"{largest['token budget'] / largest['padded']:.2f} in {batches['batches']['token budget']} batches. Small batches "
-    f"fit as well: {batches['batches']['small batches']} of them, with {padding['small batches']:.0f} % padding."
+    f"{largest['token budget'] / largest['padded']:.2f} in {batches['batches']['token budget']} "
+    "batches. Small batches "
+    f"fit as well: {batches['batches']['small batches']} of them, with "
+    f"{padding['small batches']:.0f} % padding."
 )
 assert padding["buckets"] < 0.7 * padding["padded"], "buckets should cut the padding"
 assert largest["buckets"] > 0.9 * largest["padded"], "buckets alone should not cut the peak"
@@ -334,11 +339,12 @@ eager, graph = kept["kept, run eagerly"], kept["peak of a step in a graph"]
 assert (kept.iloc[:, 1:].min(axis=1) > 0.98 * kept["the derivative needs"]).all()
 lab.note(
     f"Run eagerly, gelu keeps {eager['gelu'] / eager['relu']:.0f} times what relu keeps, and tanh "
-    f"{eager['tanh'] / eager['relu']:.1f} times. gelu and LayerNormalization are put together from small "
-    "operations, and each keeps what *it* needs. Keras hangs on the output of sigmoid and softmax what they were "
-    f"computed from, for the loss: {eager['softmax']:.0f} outputs, not 1. A whole step in a graph also holds a gradient "
-    f"at its peak, and drops and reuses: gelu comes to {graph['gelu']:.0f}, the LSTM to {graph['LSTM']:.0f}, where "
-    f"eagerly {eager['LSTM']:.0f} are kept."
+    f"{eager['tanh'] / eager['relu']:.1f} times. gelu and LayerNormalization are put together from "
+    "small operations, and each keeps what *it* needs. Keras hangs on the output of sigmoid and "
+    f"softmax what they were computed from, for the loss: {eager['softmax']:.0f} outputs, not 1. A "
+    "whole step in a graph also holds a gradient at its peak, and drops and reuses: gelu comes to "
+    f"{graph['gelu']:.0f}, the LSTM to {graph['LSTM']:.0f}, where eagerly {eager['LSTM']:.0f} are "
+    "kept."
 )
 
 # %% [markdown]
@@ -368,7 +374,8 @@ plt.show()
 longer = grown.loc[512] / grown.loc[64]
 factors = ", ".join(f"{name} {factor:.1f} times" for name, factor in longer.items())
 lab.note(
-    f"With {512 // 64} times the steps there is kept: {factors}. An LSTM keeps the same for every step; "
+    f"With {512 // 64} times the steps there is kept: {factors}. An LSTM keeps the same for "
+    "every step; "
     "the scores of attention are T × T."
 )
 assert 6 < longer["LSTM"] < 10, "it should grow with the length"
