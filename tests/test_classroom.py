@@ -220,8 +220,9 @@ def test_the_guide_says_of_each_lab_what_the_lab_says(path):
     assert minutes == re.search(r"(\d+) to work through", title)[1]
     outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
     printed = "".join(output.get("text", "") for output in outputs)
-    (measured,) = re.findall(r"No guess was made; measured were ([\d,.]+) MiB", printed)
-    assert float(recorded) == pytest.approx(float(measured.replace(",", "")), rel=0.1), "round the lab's figure again"
+    measured = re.findall(r"No guess was made; measured were ([\d,.]+) MiB", printed)
+    near = [float(figure.replace(",", "")) == pytest.approx(float(recorded), rel=0.1) for figure in measured]
+    assert any(near), f"the lab's figures are {measured}"
     judged = [output["data"][VERDICT_MIME] for output in outputs if VERDICT_MIME in output.get("data", {})]
     signs = sorted(f"{facts['id']} {SIGNS[facts['verdict']]}" for facts in judged)
     assert verdicts == (" ".join(signs) or "–")

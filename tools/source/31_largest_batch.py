@@ -141,12 +141,9 @@ step_peaks = [step.peak_mib for step in unbounded.phases]
 built = lab.measure(train, found_by_one, 1, True, label="optimizer.build() before the first step")
 lab.note(
     f"Step by step {', '.join(f'{peak:.1f}' for peak in step_peaks)} MiB. Adam makes its two "
-    "slots, "
-    f"{2 * weights:.1f} MiB here, in the first update, when the activations are gone; from the "
-    "second step on both "
-    "are there at once. With `optimizer.build(model.trainable_variables)` before it, the first "
-    "step takes "
-    f"{built.peak_mib:.1f} MiB: such a try can be one step."
+    f"slots, {2 * weights:.1f} MiB here, in the first update, when the activations are gone; from "
+    "the second step on both are there at once. With `optimizer.build(model.trainable_variables)` "
+    f"before it, the first step takes {built.peak_mib:.1f} MiB: such a try can be one step."
 )
 assert built.peak_mib > 0.95 * step_peaks[1]
 
@@ -175,10 +172,8 @@ print(my_guess.against(half_more.peak_mib))
 beyond = lab.measure(train, int(1.5 * found), 3, label=f"{int(1.5 * found)} rows, no tight budget")
 lab.note(
     f"{found} rows peaked at {fix.peak_mib:.1f} MiB of {BUDGET}, half as many again need "
-    f"{beyond.peak_mib:.1f}. "
-    f"The search took {sum(arm.seconds for arm in tries_of_three):.0f} s, of which the try that "
-    "died "
-    f"{tries_of_three[-1].seconds:.0f}."
+    f"{beyond.peak_mib:.1f}. The search took {sum(arm.seconds for arm in tries_of_three):.0f} s, "
+    f"of which the try that died {tries_of_three[-1].seconds:.0f}."
 )
 
 # %% [markdown]
@@ -278,8 +273,7 @@ milliseconds, found_losses = lab.measure(learning, images, labels, label="learni
 
 # %%
 def best(batch, count):
-    """The losses after this many updates with the rate that is best then: median, lowest, "
-    "highest; and the rate."""
+    """Losses after so many updates with the best rate: median, lowest, highest of the seeds."""
     of_rates = {rate: curve[count] for size, rate, curve in found_losses if size == batch}
     rate = min(of_rates, key=lambda rate: np.median(of_rates[rate]))
     return float(np.median(of_rates[rate])), min(of_rates[rate]), max(of_rates[rate]), rate
@@ -312,17 +306,14 @@ digits_table.round(2)
 small, middle, full = (digits_table.loc[batch] for batch in BATCHES)
 per_update, per_time = f"loss after {UPDATES} updates", "loss after as much time"
 lab.note(
-    f"Line: the median of {len(SEEDS)} runs, shade: all of them. After {UPDATES} updates each "
-    "the batch of "
-    f"{BATCHES[0]} is at {small[per_update]:.2f} and all rows at once at {full[per_update]:.2f}: "
-    "it saw "
-    f"{UPDATES * BATCHES[0]:,} samples in place of {UPDATES * BATCHES[-1]:,}. After the time of "
-    f"{UPDATES} full "
-    f"updates it is at {small[per_time]:.2f}: a full update took "
-    f"{full['ms an update'] / small['ms an update']:.1f} times as long. An epoch takes "
-    f"{small['ms an epoch']:.0f} ms in small batches and {full['ms an epoch']:.0f} in one."
-    f" The size between, {BATCHES[1]}, is at {middle[per_update]:.2f} and at "
-    f"{middle[per_time]:.2f}."
+    f"Line: the median of {len(SEEDS)} runs, shade: all of them. After {UPDATES} updates each the "
+    f"batch of {BATCHES[0]} is at {small[per_update]:.2f} and all rows at once at "
+    f"{full[per_update]:.2f}: it saw {UPDATES * BATCHES[0]:,} samples in place of "
+    f"{UPDATES * BATCHES[-1]:,}. After the time of {UPDATES} full updates it is at "
+    f"{small[per_time]:.2f}: a full update took {full['ms an update'] / small['ms an update']:.1f} "
+    f"times as long. An epoch takes {small['ms an epoch']:.0f} ms in small batches and "
+    f"{full['ms an epoch']:.0f} in one. The size between, {BATCHES[1]}, is at "
+    f"{middle[per_update]:.2f} and at {middle[per_time]:.2f}."
 )
 
 # %% [markdown]

@@ -1,0 +1,180 @@
+"""Graders of the lab on generators and what stands around them."""
+
+import numpy as np
+
+from labsupport.ground.budget import MIB
+from labsupport.lesson.exercises import exercise, finished
+from labsupport.showing.running import run
+
+
+def _decoded(path, shape):
+    import tensorflow as tf
+
+    return tf.image.resize(tf.io.decode_jpeg(tf.io.read_file(path), channels=3), shape[:2]).numpy()
+
+
+def _dataset(given, of):
+    """A word why what an answer gave is no dataset; None if it is one."""
+    import tensorflow as tf
+
+    if given is None or given is Ellipsis:
+        return f"the function returns nothing yet: return a dataset of {of}."
+    if not isinstance(given, tf.data.Dataset):
+        return f"the function returns {type(given).__name__}, not a dataset."
+    return None
+
+
+def _labels_of(dataset, paths, labels, shape):
+    """(labels in the order they came, None), or (None, a word why a pair of an epoch is wrong)."""
+    seen, place = [], {int(label): index for index, label in enumerate(labels)}
+    for pair in dataset:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            return None, "an element must be a pair (image, label)."
+        image, label = np.asarray(pair[0]), np.asarray(pair[1])
+        if image.shape != shape:
+            return None, f"an image has the shape {image.shape}, not {shape}."
+        if image.dtype != np.float32:
+            return None, f"the images are {image.dtype}, not float32."
+        if label.shape != () or int(label) not in place:
+            return None, "a label came that was not given."
+        seen.append(int(label))
+        # A few are looked at; decoding all once more would take as long as the answer.
+        if len(seen) % 16 == 1 and abs(image - _decoded(paths[place[seen[-1]]], shape)).max() > 1:
+            return None, "images and labels do not belong together."
+    if sorted(seen) != sorted(map(int, labels)):
+        return None, f"{len(seen)} pairs came for {len(labels)}: each must come once."
+    return seen, None
+
+
+def _two_epochs(answer, paths, shape):
+    """In the arm: the labels of two epochs in the order they came, or a word why the pairs are wrong."""
+    labels = list(range(len(paths)))
+    dataset = answer(paths, labels)
+    if word := _dataset(dataset, "pairs"):
+        return word
+    epochs = []
+    for _ in range(2):
+        seen, word = _labels_of(dataset, paths, labels, shape)
+        if word:
+            return word
+        epochs.append(seen)
+    return epochs
+
+
+@exercise(
+    1,
+    "What do you have for each image before it is decoded, and how large is that?",
+    "A dataset of paths and labels can be shuffled whole; map decodes what comes out of it.",
+)
+def shuffled(answer, paths, shape):
+    """answer(paths, labels) is a dataset of pairs in a new order each epoch, that holds a few images at most."""
+    done = run(_two_epochs, answer, paths, shape, label="your answer to 1", quiet=True)
+    finished(done)
+    assert not isinstance(done.value, str), done.value
+    image, count, (first, second) = 4 * np.prod(shape) / MIB, len(paths), done.value
+    assert first != sorted(first), "the order is that of the paths."
+    assert first != second, "they come in the same order in both epochs."
+    tenth = count // 10
+    far = max(first[:tenth]) > 0.6 * count and min(first[-tenth:]) < 0.4 * count
+    assert far, f"they are shuffled over only part of them: the first {tenth} lie below {max(first[:tenth]) + 1}."
+    assert done.peak_mib < 0.3 * count * image, (
+        f"tensors took {done.peak_mib:.0f} MiB, and an image has {image:.1f}: a buffer holds images."
+    )
+
+
+def _rows(answer, count, row):
+    """In the arm: a word why the rows are wrong, or None."""
+    x = np.empty((count, *row), np.float32)
+    for place in range(count):
+        x[place] = place
+    dataset = answer(x)
+    if word := _dataset(dataset, "the rows of x"):
+        return word
+    place = 0
+    for given in dataset:
+        given = np.asarray(given)
+        if given.dtype != np.float32:
+            return f"a row is {given.dtype}, not float32."
+        if given.shape != row:
+            return f"an element has the shape {given.shape}, not that of a row, {row}."
+        if not (given == place).all():
+            return f"element {place} is not row {place} of the array."
+        place += 1
+    return None if place == count else f"{place} rows came of {count}."
+
+
+@exercise(
+    2,
+    "What from_generator gets as args becomes a tensor. From where else can a function have an array?",
+    "A function may use the names of the function around it; a generator without arguments needs no args.",
+)
+def rows_of(answer):
+    """answer(x) is a dataset of the rows of x, for which nobody copies x."""
+    count, row = 2000, (64, 64, 3)
+    array = count * 4 * np.prod(row) / MIB
+    done = run(_rows, answer, count, row, label="your answer to 2", quiet=True)
+    finished(done)
+    assert done.value is None, done.value
+    assert done.peak_mib < 0.25 * array, (
+        f"tensors took {done.peak_mib:.0f} MiB, and the array is {array:.0f}: a tensor holds the whole array."
+    )
+    assert done.process_peak_mib < 1.6 * array, (
+        f"the process grew by {done.process_peak_mib:.0f} MiB, and the array is {array:.0f}: "
+        "there is a copy of the whole array."
+    )
+
+
+def _streamed(answer, paths, shape):
+    """In the arm: a word why the pairs are wrong, or (images decoded from Python, records read before the first image)."""
+    import tensorflow as tf
+
+    called, read, labels = [], [], [3 * index for index in range(len(paths))]
+
+    def counting(operation):
+        def counted(*given, **named):
+            called.extend([operation] * tf.executing_eagerly())
+            return operation(*given, **named)
+
+        return counted
+
+    for room in (tf.io, tf.image):
+        for name in ("decode_jpeg", "decode_image", "decode_and_crop_jpeg", "decode_png"):
+            if hasattr(room, name):
+                setattr(room, name, counting(getattr(room, name)))
+
+    def records():
+        for path, label in zip(paths, labels):
+            read.append(path)
+            yield path, label
+
+    dataset = answer(records)
+    if word := _dataset(dataset, "pairs (image, label)"):
+        return word
+    for _ in dataset.take(1):
+        early = len(read)
+    read.clear()
+    called.clear()
+    epoch = [(image.numpy(), int(label)) for image, label in dataset.map(lambda image, label: (image[:1], label))]
+    from_python = len(called)
+    if [label for _, label in epoch] != labels:
+        missing = sorted(label for _, label in epoch) != labels
+        return "each pair must come once." if missing else "the pairs come in another order."
+    seen, word = _labels_of(dataset.take(16), paths[:16], labels[:16], shape)
+    return word or (from_python, early)
+
+
+@exercise(
+    3,
+    "from_generator takes any generator function, also the one that you were given.",
+    "A dataset of paths and labels may decode in map; a path is a scalar of tf.string.",
+)
+def decoded_stream(answer, paths, shape):
+    """answer(records) is a dataset of decoded pairs in order, decoded by the pipeline as the records come."""
+    done = run(_streamed, answer, paths, shape, label="your answer to 3", quiet=True)
+    finished(done)
+    assert not isinstance(done.value, str), done.value
+    from_python, early = done.value
+    assert from_python == 0, f"{from_python} of {len(paths)} images are decoded by a call from Python."
+    assert early < 0.75 * len(paths), (
+        f"{early} of {len(paths)} records are read before the first image comes: a stream may have no end."
+    )
