@@ -235,6 +235,7 @@ def test_whatever_a_script_does_a_check_gives_sentences(judge):
     lock = threading.Lock()
     unsendable = judge.check({**pieces, "evaluate": lambda model, images: lock}, BUDGETS)
     assert "evaluate cannot be sent to a process of its own" in unsendable.missing("generous")
+    assert "main is no function but Ellipsis" in judge.check({**pieces, "main": ...}, BUDGETS).missing("generous")
     raising = dict.fromkeys(pieces, 3) | {"main": lambda files, labels: [][0]}
     found = judge.check(raising, BUDGETS)
     assert found.missing("generous").startswith("main raises IndexError")

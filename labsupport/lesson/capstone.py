@@ -40,8 +40,8 @@ class Trained:
 
     @property
     def best(self):
-        """Accuracy of the best model that was trained; None without one."""
-        return max(self.scores.values(), default=None)
+        """Accuracy of the best model that was trained; 0 where none could be seen at the end of a training."""
+        return max(self.scores.values(), default=0.0)
 
 
 class Judge:
@@ -132,9 +132,7 @@ def undone(trained, before, rates, photographs):
     ]
     found[1:] = [f"and fewer at {len(found) - 1} more rates"] * (len(found) > 1)
     least, on = before.best - LEARNS, f"on {photographs} photographs held back"
-    if trained.best is None:
-        found.append("the model that main trains was gone before it could be asked")
-    elif trained.best < least:
+    if trained.best < least:
         asked = f"where at least {least:.2f} is asked for"
         found.append(f"the model that main trained scores {trained.best:.2f} {on}, {asked}")
     else:
@@ -146,7 +144,7 @@ def undone(trained, before, rates, photographs):
         ]
     if trained.says is None:
         found.append(rules.told("main", "returns no number"))
-    elif trained.best is not None and trained.says > trained.best + 0.3:
+    elif trained.says > trained.best + 0.3:
         found.append(f"main says {trained.says:.2f}, and the best model that it trained scores {trained.best:.2f} {on}")
     return found
 
@@ -158,8 +156,8 @@ def _value(result):
 
 
 def _unsendable(script):
-    """Why a function of the script cannot be sent to a process of its own, in sentences."""
-    found = []
+    """Why the functions of the script cannot be sent to a process of their own, or main not be called, in sentences."""
+    found = [] if callable(script["main"]) else [rules.told("main", rules.no_function(script["main"]))]
     for name, function in script.items():
         try:
             cloudpickle.dumps(function)
@@ -175,8 +173,10 @@ def _why(result):
     cause = result.error.cause
     if cause is Cause.TIMEOUT:
         return rules.told(name, "does not come to an end")
-    if cause.of_memory:
+    if cause in (Cause.OOM, Cause.MEMORY):
         return f"{name} runs out of memory: {result.error}"
+    if cause.of_memory:
+        return f"{name} runs out of memory, and its process ends with it"
     if cause is Cause.ERROR:
         return rules.told(name, f"raises {result.error}")
     return rules.told(name, f"takes its process with it ({result.error.message})")

@@ -66,6 +66,11 @@ def told(name, what):
     return f"{name} {what}. {SCRIPT[name]}."
 
 
+def no_function(value):
+    """What stands in place of a function, in words."""
+    return "is missing" if value is None else f"is no function but {value!r:.40}"
+
+
 def _said(error):
     """An exception in words, with the script's own line where it arose."""
     kind = type(error).__name__
@@ -131,7 +136,7 @@ class Bench:
         """What a function of the script gives. Raises Trouble."""
         function = self.script.get(name)
         if not callable(function):
-            raise Trouble(told(name, "is missing" if function is None else f"is no function but {function!r:.40}"))
+            raise Trouble(told(name, no_function(function)))
         with calling(name):
             return function(*args)
 

@@ -222,8 +222,8 @@ judge = lab.Judge(
 )
 before = judge.before
 lab.note(
-    f"It took {sum(judge.trained.updates.values())} steps. On {HELD_BACK} photographs held back, the models of its "
-    f"{len(RATES)} rates score "
+    f"It took {sum(judge.trained.updates.values())} steps. On {HELD_BACK} photographs held back, "
+    f"the models of its {len(RATES)} rates score "
     + ", ".join(f"{score:.2f}" for score in judge.trained.scores.values())
     + f"; chance is {1 / CLASSES:.2f}."
 )
@@ -452,7 +452,7 @@ report.frame
 # Before against after. If your script still dies, its bar says how far it came.
 
 # %%
-side_by_side = lab.compare(before, failure, report.best)
+side_by_side = lab.compare(before, failure, *report.runs.values())
 side_by_side
 
 # %%
@@ -463,12 +463,12 @@ lab.predicted_vs_measured(
 
 # %%
 print(my_guess.against(before.peak_mib))
-if report.trained is None:
-    learnt = "Your script has no model to be asked yet."
-else:
-    learnt = f"Yours scores {report.trained.best:.2f}, and says {report.trained.says:.2f} itself."
+learnt = "Your script has no model to be asked yet."
+if report.trained is not None:
+    learnt = f"Yours scores {report.trained.best:.2f}; main itself says {report.trained.says}."
 lab.note(
-    f"The best model of the script as it was scores {judge.trained.best:.2f} on the photographs held back. {learnt}"
+    f"The best model of the script as it was scores {judge.trained.best:.2f} on the photographs "
+    f"held back. {learnt}"
 )
 
 # %% [markdown]
