@@ -163,8 +163,10 @@ lab.predicted_vs_measured(
 print(my_guess.against(wide["mixed_float16"].peak_mib))
 beyond = wide["mixed_float16"].peak_mib - predicted_mixed
 lab.note(
-    f"With the policy the step needs {wide['mixed_float16'].peak_mib / wide['float32'].peak_mib:.2f} of what it needs "
-    f"without. It took {beyond:.1f} MiB more than predicted: a CPU's float16 kernels make float32 copies, as the section "
+    "With the policy the step needs "
+    f"{wide['mixed_float16'].peak_mib / wide['float32'].peak_mib:.2f} of what it needs "
+    f"without. It took {beyond:.1f} MiB more than predicted: a CPU's float16 kernels make "
+    "float32 copies, as the section "
     "Explain shows, and a graph may order its operations in more than one way."
 )
 
@@ -221,17 +223,23 @@ learnt.round(3)
 accuracy, rounded = learnt["accuracy"], float(tf.cast(0.999, tf.bfloat16))
 square = float(tf.cast(1e-3**2 * 1e-3, tf.float16))
 lab.note(
-    f"With mixed policies {accuracy['mixed_float16, Adam']:.0%} and {accuracy['mixed_bfloat16, Adam']:.0%} of the test "
-    f"images are right, with float32 {accuracy['float32, Adam']:.0%}, with SGD {accuracy['float32, SGD']:.0%}. "
+    f"With mixed policies {accuracy['mixed_float16, Adam']:.0%} and "
+    f"{accuracy['mixed_bfloat16, Adam']:.0%} of the test "
+    f"images are right, with float32 {accuracy['float32, Adam']:.0%}, with SGD "
+    f"{accuracy['float32, SGD']:.0%}. "
     f"Half precision for everything, as it comes: {accuracy['float16, Adam']:.0%} in float16 (loss "
-    f"{learnt['last loss']['float16, Adam']:.1f}) and {accuracy['bfloat16, Adam']:.0%} in bfloat16, where one in ten is "
+    f"{learnt['last loss']['float16, Adam']:.1f}) and {accuracy['bfloat16, Adam']:.0%} in "
+    "bfloat16, where one in ten is "
     "chance."
 )
 lab.note(
-    f"In float16, Adam's average of *squared* gradients underflows: a gradient of 0.001 adds {square:g}. Dividing by its "
+    "In float16, Adam's average of *squared* gradients underflows: a gradient of 0.001 adds "
+    f"{square:g}. Dividing by its "
     f"root plus a tiny epsilon is then dividing by nearly nothing; a larger epsilon cures "
-    f"({accuracy['float16, Adam, epsilon 0.001']:.0%}). In bfloat16, Adam's 0.999 is {rounded:g}, its correction for a "
-    f"young average 1 − {rounded:g}, and every update 0; with 0.98, which does not round to 1, it learns "
+    f"({accuracy['float16, Adam, epsilon 0.001']:.0%}). In bfloat16, Adam's 0.999 is "
+    f"{rounded:g}, its correction for a "
+    f"young average 1 − {rounded:g}, and every update 0; with 0.98, which does not round to 1, "
+    "it learns "
     f"({accuracy['bfloat16, Adam, beta_2 0.98']:.0%}). That is why the policy is *mixed*."
 )
 assert accuracy["mixed_float16, Adam"] > accuracy["float32, Adam"] - 0.05
@@ -288,8 +296,10 @@ deep.round(1)
 ratio = deep["mixed_float16"] / deep["float32"]
 widest = max(part.max() for part in spread.values())
 lab.note(
-    f"Drawn are the least of five steps and the spread, up to {widest:.1f} MiB: a graph can run its operations in another "
-    f"order each time. At {DEPTHS[0]} layers mixed_float16 needs {ratio[DEPTHS[0]]:.2f} of float32's peak, at "
+    f"Drawn are the least of five steps and the spread, up to {widest:.1f} MiB: a graph can run "
+    "its operations in another "
+    f"order each time. At {DEPTHS[0]} layers mixed_float16 needs {ratio[DEPTHS[0]]:.2f} of "
+    "float32's peak, at "
     f"{DEPTHS[-1]} {ratio[DEPTHS[-1]]:.2f}."
 )
 
@@ -332,9 +342,12 @@ table
 # %%
 without = table["the same without oneDNN"].loc["matmul"]
 lab.note(
-    f"Without oneDNN a float16 matmul takes {without['float16']:.0f} MiB more than its output, and a float32 one "
-    f"{without['float32']:.0f}. Such scratch does not grow with depth, and the activations kept for the way back do. It is a "
-    "CPU's effect; what a GPU's kernels take has to be measured on one, and is **unavailable** here."
+    f"Without oneDNN a float16 matmul takes {without['float16']:.0f} MiB more than its output, "
+    "and a float32 one "
+    f"{without['float32']:.0f}. Such scratch does not grow with depth, and the activations kept "
+    "for the way back do. It is a "
+    "CPU's effect; what a GPU's kernels take has to be measured on one, and is **unavailable** "
+    "here."
 )
 
 # %% [markdown]

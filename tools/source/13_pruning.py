@@ -35,7 +35,7 @@ tf = lab.load_tensorflow()
 
 WIDTH = lab.choose(SCALE, quick=2048, full=3072)
 BUDGET = lab.choose(SCALE, quick="16 MiB", full="32 MiB")
-# tf.keras is Keras 2 in a process that starts with this. Without oneDNN (Intel's kernels for CPUs), running out of
+# tf.keras is Keras 2 in a process that starts with this. Without oneDNN (Intel), running out of
 # memory is an error every time, and not now and then a crash.
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", **lab.NO_ONEDNN}
 BATCH, EPOCHS = 64, 3

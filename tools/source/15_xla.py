@@ -116,7 +116,8 @@ SIZES = (DEPTH, WIDTH, BATCH)
 plain = lab.measure(train, tf.nn.relu, False, *SIZES, label="relu, no XLA")
 printed = lab.measure(train, tf.nn.relu, True, *SIZES, label="relu, set_jit(True) as printed")
 lab.note(
-    f"On {printed.device} `set_jit(True)` made {printed.value[0]} XLA operations; the peak went from "
+    f"On {printed.device} `set_jit(True)` made {printed.value[0]} XLA operations; the peak went "
+    "from "
     f"{plain.peak_mib:.0f} to {printed.peak_mib:.0f} MiB."
 )
 
@@ -132,7 +133,8 @@ failure = lab.run(train, tf.nn.relu, True, *SIZES, budget=BUDGET, env=ALLOW, lab
 if failure.device.startswith("CPU"):
     lab.expect_oom(failure)
     lab.note(
-        f"A real out-of-memory error. {failure.peak_mib:.0f} MiB were in use, and XLA asks for *one block* of "
+        f"A real out-of-memory error. {failure.peak_mib:.0f} MiB were in use, and XLA asks for "
+        "*one block* of "
         f"{failure.wanted / 2**20:.0f} MiB; the budget is {BUDGET}."
     )
 
@@ -175,9 +177,12 @@ print(my_guess.against(xla.peak_mib))
 for arm in (printed, xla, fix):
     assert np.allclose(arm.value[1], plain.value[1], rtol=0.01, atol=0), "not the same training"
 lab.note(
-    f"All relu arms compute the same losses. With XLA the relu step takes {xla.peak_mib / plain.peak_mib:.2f} times the "
-    f"tensor memory, with GELU {gelu_xla.peak_mib / gelu_plain.peak_mib:.2f} times. What the process adds, compiler included, "
-    f"is {xla.process_peak_mib / plain.process_peak_mib:.2f} and {gelu_xla.process_peak_mib / gelu_plain.process_peak_mib:.2f} times as much."
+    "All relu arms compute the same losses. With XLA the relu step takes "
+    f"{xla.peak_mib / plain.peak_mib:.2f} times the "
+    f"tensor memory, with GELU {gelu_xla.peak_mib / gelu_plain.peak_mib:.2f} times. What the "
+    "process adds, compiler included, "
+    f"is {xla.process_peak_mib / plain.process_peak_mib:.2f} and "
+    f"{gelu_xla.process_peak_mib / gelu_plain.process_peak_mib:.2f} times as much."
 )
 lab.predicted_vs_measured(relu_without_XLA=(predicted_plain, plain.peak_mib))
 
@@ -272,8 +277,10 @@ peaks.round(1).rename_axis("MiB, by chain length")
 most = LENGTHS[-1]
 step, chain, none = (rise[most][way] for way in ("step compiled", "chain compiled", "no XLA"))
 lab.note(
-    f"With {most} operations after each `relu` the compiled step peaks at {step / none:.2f} of what it takes without XLA, and "
-    f"with only the chain compiled at {chain / none:.2f}: then the forward half must hand its intermediates over to the "
+    f"With {most} operations after each `relu` the compiled step peaks at {step / none:.2f} of "
+    "what it takes without XLA, and "
+    f"with only the chain compiled at {chain / none:.2f}: then the forward half must hand its "
+    "intermediates over to the "
     "backward half. Both must be in *one* compiled function."
 )
 
@@ -315,7 +322,8 @@ LENGTHS_SEEN = list(range(2, lab.choose(SCALE, quick=18, full=98)))
 exact = lab.measure(new_shapes, LENGTHS_SEEN, label="a shape each")
 new, again = (exact.phase(name).end - exact.phase(name).start for name in ("new", "again"))
 lab.note(
-    f"One trace, {len(LENGTHS_SEEN)} shapes: {new:.2f} s when they are new and {again:.2f} s when they come again; the "
+    f"One trace, {len(LENGTHS_SEEN)} shapes: {new:.2f} s when they are new and {again:.2f} s "
+    "when they come again; the "
     f"process grew by {exact.value:.1f} MiB."
 )
 

@@ -91,7 +91,7 @@ def train(lookup):
     return [float(step()) for _ in range(4)]
 
 
-# With oneDNN, Intel's kernels, a matrix product for which there is no room ends the process here: without.
+# With oneDNN, Intel's kernels, a product for which there is no room ends the process: without.
 OPTIONS = {"env": lab.NO_ONEDNN}
 failure = lab.run(train, by_one_hot, budget=BUDGET, label="one-hot product", **OPTIONS)
 lab.expect_oom(failure)
