@@ -95,8 +95,8 @@ def mirrored_steps(devices, width=WIDTH, batch=BATCH):
 single = lab.measure(mirrored_steps, 1, logical_devices=1, label="one device")
 EACH = int(0.75 * single.peak_mib)
 lab.note(
-    f"One device needs {single.peak_mib:.0f} MiB. Ours have {EACH} MiB each, so the model does not fit. Two of them have "
-    f"{2 * EACH}: more than enough, if the model is shared out."
+    f"One device needs {single.peak_mib:.0f} MiB. Ours have {EACH} MiB each, so the model does "
+    f"not fit. Two of them have {2 * EACH}: more than enough, if the model is shared out."
 )
 
 # %% [markdown]
@@ -114,9 +114,10 @@ mirrored = lab.measure(
     mirrored_steps, 2, logical_devices=2, label="MirroredStrategy on two, no tight budget"
 )
 lab.note(
-    f"Without a tight budget it ends, and holds {mirrored.value['held']:.0f} MiB, where one device alone held "
-    f"{single.value['held']:.0f}. Each device has a first kernel of shape {mirrored.value['parts'][0]}: all of it. "
-    "The strategy *replicates* the model. What it divides is the batch."
+    f"Without a tight budget it ends, and holds {mirrored.value['held']:.0f} MiB, where one "
+    f"device alone held {single.value['held']:.0f}. Each device has a first kernel of shape "
+    f"{mirrored.value['parts'][0]}: all of it. The strategy *replicates* the model. What it "
+    "divides is the batch."
 )
 
 # %% [markdown]
@@ -131,8 +132,9 @@ activations_two = lab.measure(
     mirrored_steps, 2, *NARROW, logical_devices=2, label="MirroredStrategy on two, many rows"
 )
 lab.note(
-    f"One device needs {activations_one.peak_mib:.0f} MiB for that, two devices {activations_two.peak_mib / 2:.0f} each. "
-    "There MirroredStrategy makes training fit, and every device still has the whole model."
+    f"One device needs {activations_one.peak_mib:.0f} MiB for that, two devices "
+    f"{activations_two.peak_mib / 2:.0f} each. There MirroredStrategy makes training fit, and "
+    "every device still has the whole model."
 )
 
 # %% [markdown]
@@ -158,7 +160,7 @@ def model_parallel(devices):
 parallel = lab.measure(model_parallel, 4, logical_devices=4, label="ModelParallel, 4 devices")
 kind, device, cut = parallel.value
 lab.note(
-    f"The kernel is a {kind} on {device}, {'cut by a layout' if cut else 'not cut, and nothing warned of it'}. "
+    f"The kernel is a {kind} on {device}, {'cut by a layout' if cut else 'not cut at all'}. "
     "In Keras the layouts belong to the JAX backend."
 )
 
@@ -236,8 +238,9 @@ for arm in (single, mirrored, fix):
     close = zip(arm.value["losses"], single.value["losses"])
     assert all(abs(loss - alone) < 0.01 * alone for loss, alone in close), "not the same training"
 lab.note(
-    f"Three ways, one training. Each of the two devices has a part of shape {fix.value['parts'][0]} of the first kernel, "
-    f"and both together hold {fix.value['held']:.0f} MiB."
+    "Three ways, one training. Each of the two devices has a part of shape "
+    f"{fix.value['parts'][0]} of the first kernel, and both together hold {fix.value['held']:.0f} "
+    "MiB."
 )
 
 # %% [markdown]
@@ -320,8 +323,8 @@ else:
     images, trainer, worker = away
     lab.note(
         f"{at_home.value} and {images} images were read. The trainer with its own pipeline added "
-        f"{at_home.process_peak_mib:.0f} MiB of process memory, the trainer fed by the service {trainer:.0f}, and the "
-        f"service's worker {worker:.0f}."
+        f"{at_home.process_peak_mib:.0f} MiB of process memory, the trainer fed by the service "
+        f"{trainer:.0f}, and the service's worker {worker:.0f}."
     )
 
 # %% [markdown]
