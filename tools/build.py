@@ -110,12 +110,7 @@ def described(source):
         "symptom": part(r"\*\*Symptom:\*\*(.+?)\n\n"),
         "time": part(r"\| Time \|(.+?)\|"),
         "claims": re.findall(r"C\d\d", part(r"\| Claims judged \|(.+?)\|")),
-        "exercises": [
-            int(number)
-            for number in re.findall(
-                r"^@exercise\(\s*(\d)", grader.read_text() if grader.exists() else "", re.MULTILINE
-            )
-        ],
+        "exercises": [int(number) for number in re.findall(r"^@exercise\(\s*(\d)", grader.read_text(), re.MULTILINE)],
     }
 
 
