@@ -237,7 +237,9 @@ class _Child:
         return None if self._selector.select(0) else self._code
 
     def log(self):
-        return b"".join(self._log).decode(errors="replace")
+        """What it wrote to standard error, with files named as in a traceback."""
+        log = b"".join(self._log).decode(errors="replace")
+        return re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', log)
 
     def end(self):
         """End the arm and all it started, then its supervisor, and close the pipes."""

@@ -466,7 +466,7 @@ lab.verdict("C16", "fails", old_call_works=old_call_works)
 # ## Exercises
 #
 # **1.** Where does it pay? Choose width, depth and batch of a network of equal `Dense` layers, so that a whole step **with
-# Adam** needs at most 0.65 of float32's peak under mixed_float16, and at most 256 MiB in float32. Both are measured.
+# Adam** needs at most 0.65 of float32's peak under mixed_float16, and at most a quarter of a GiB in float32. Both are measured.
 
 
 # %%

@@ -160,7 +160,8 @@ def model_parallel(devices):
 parallel = lab.measure(model_parallel, 4, logical_devices=4, label="ModelParallel, 4 devices")
 kind, device, cut = parallel.value
 lab.note(
-    f"The kernel is a {kind} on {device}, {'cut by a layout' if cut else 'not cut at all'}. "
+    f"The kernel is a {kind} on {device}, "
+    f"{'cut by a layout' if cut else 'not cut, and nothing warned of it'}. "
     "In Keras the layouts belong to the JAX backend."
 )
 
