@@ -1,6 +1,7 @@
 """Graders of the lab on a new model for every trial."""
 
 import gc
+from numbers import Integral
 
 from labsupport.ground.meter import phase
 from labsupport.lesson.exercises import exercise, finished
@@ -31,7 +32,7 @@ def _both(answer, original, candidates):
     try:
         got = np.asarray(got, float)
     except (TypeError, ValueError):
-        return f"return losses (numbers), and no {type(got).__name__} of something else."
+        return f"return losses (numbers in lists), and no {type(got).__name__}."
     return got, np.asarray(wanted, float), len(between - before), len(after - between)
 
 
@@ -111,7 +112,8 @@ def _counts(answer):
         layer(x)
         before = len(_registered())
         tf.function(layer)(x)
-        rows.append((name, len(_registered()) - before, answer(activation)))
+        wanted, got = len(_registered()) - before, answer(activation)
+        rows.append((name, wanted, int(got) if isinstance(got, Integral) else got))
     return rows
 
 

@@ -571,6 +571,12 @@ def padded(batch):
     return np.concatenate([array, np.zeros((size - len(array), WIDTH), array.dtype)])
 
 
+# %% tags=["right"]
+def padded(batch):
+    size = next(size for size in (32, 63, 125, 249, 497, 993) if size >= batch.shape[0])
+    return tf.concat([batch, tf.zeros((size - batch.shape[0], WIDTH))], axis=0)
+
+
 # %% tags=["wrong"]
 # says: traced \d+ times
 def padded(batch):

@@ -678,7 +678,7 @@ def entries_added(activation):
     layer.build((2, 4))
     before = len(registered())
     tf.function(layer.call).get_concrete_function(tf.TensorSpec((2, 4)))
-    return len(registered()) - before
+    return np.int64(len(registered()) - before)
 
 
 # %% tags=["wrong"]
