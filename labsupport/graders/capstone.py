@@ -1,6 +1,6 @@
 """Graders of the capstone: the images, the training, and the whole script under its budgets."""
 
-from labsupport.lesson.capstone import faults_of, script_functions
+from labsupport.lesson.capstone import faults_of
 from labsupport.lesson.capstone_rules import FAULTS
 from labsupport.lesson.exercises import exercise
 
@@ -19,9 +19,9 @@ def _nothing_left(figures, troubles):
     "What must be there before the first batch is asked for? The names of the files are small.",
     "Shuffle the names, and decode in a map behind them; then look at what the constants MEAN and STD are made of.",
 )
-def images(names, judge):
+def images(script, judge):
     """The functions for the images hold no more than a few batches, of 4 bytes a number, and do what they did."""
-    _nothing_left(*judge.look(script_functions(names), "images"))
+    _nothing_left(*judge.look(script, "images"))
 
 
 @exercise(
@@ -29,9 +29,9 @@ def images(names, judge):
     "Four functions, four labs: evaluate (04), train_epoch (07), learning_rate (08), search (09).",
     "What is kept after a step must be numbers, and what goes into a step must be a tensor. One model can start anew.",
 )
-def training(names, judge):
+def training(script, judge):
     """The functions for the training leave nothing behind, from image to image, step to step, epoch to epoch, trial to trial."""
-    _nothing_left(*judge.look(script_functions(names), "training"))
+    _nothing_left(*judge.look(script, "training"))
 
 
 @exercise(
