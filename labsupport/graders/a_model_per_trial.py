@@ -4,8 +4,7 @@ import gc
 from numbers import Integral
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _registered():
@@ -23,7 +22,7 @@ def _both(answer, original, candidates):
         got = answer(candidates)
         gc.collect()
     between = _registered()
-    if got is None or got is ...:
+    if untouched(got):
         return "the function returns nothing yet: return the losses, as the search above does."
     with phase("original"):
         wanted = original(candidates)
@@ -40,9 +39,7 @@ def _same_losses(answer, original, candidates, label):
     """The arm's result, when the answer has the original's losses."""
     import numpy as np
 
-    done = run(_both, answer, original, candidates, label=label, quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_both, answer, original, candidates, label=label)
     got, wanted = done.value[:2]
     assert got.shape == wanted.shape, (
         f"the losses have the shape {got.shape}, those of the search above {wanted.shape}."
@@ -124,9 +121,8 @@ def _counts(answer):
 )
 def entries(answer):
     """answer(activation) counts the gradient functions that one traced forward pass adds to TensorFlow's table."""
-    done = run(_counts, answer, label="your answer to 3", quiet=True)
-    finished(done)
+    done = try_out(_counts, answer, label="your answer to 3")
     for name, wanted, got in done.value:
-        assert got is not None and got is not ..., "entries_added() returns nothing yet: return a number of entries."
+        assert not untouched(got), "entries_added() returns nothing yet: return a number of entries."
         assert isinstance(got, int), f"return a whole number, and no {type(got).__name__}."
         assert got == wanted, f"{name}: you count {got}, one traced call adds {wanted}."

@@ -3,35 +3,13 @@
 import gc
 import os
 import tempfile
-from pathlib import Path
 
 import numpy as np
 
-from labsupport.ground.budget import MIB
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.ground.budget import MIB, process_status
+from labsupport.lesson.exercises import exercise, no_dataset, try_out, untouched
 
 _EMPTY = "the function returns nothing yet: return "
-
-
-def _own_mib():
-    """MiB of this process that no file stands behind; None where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), None)
-
-
-def _dataset(given, of):
-    """A word why what an answer gave is no dataset; None if it is one."""
-    import tensorflow as tf
-
-    if given is None or given is Ellipsis:
-        return f"{_EMPTY}a dataset of {of}."
-    if not isinstance(given, tf.data.Dataset):
-        return f"the function returns {type(given).__name__}, not a dataset."
-    return None
 
 
 def _sizes(sizes, count, batch):
@@ -51,9 +29,9 @@ def _pairs(answer, count, row, batch):
         file[place] = place  # a row says its place
     del file
     labels = (7919 * np.arange(count)) % count + 5
-    before = _own_mib()
+    before = process_status("RssAnon")
     dataset = answer(path, labels)
-    if word := _dataset(dataset, "(images, labels)"):
+    if word := no_dataset(dataset, "(images, labels)"):
         return word
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2:
@@ -69,14 +47,14 @@ def _pairs(answer, count, row, batch):
         right &= len(numbers) == len(here) and np.array_equal(labels[here], numbers)
         places += here.tolist()
         sizes.append(len(here))
-    after = _own_mib()
+    after = process_status("RssAnon")
     if word := _sizes(sizes, count, batch):
         return word
     if sorted(places) != list(range(count)):
         return "some images are missing, and others come twice."
     if not right:
         return "images and labels do not belong together."
-    return places, None if before is None else after - before
+    return places, None if before is None else (after - before) / MIB
 
 
 @exercise(
@@ -86,9 +64,7 @@ def _pairs(answer, count, row, batch):
 )
 def by_index(answer, count, row, batch):
     """answer(path, labels) is a dataset of shuffled pairs that never holds the images of the file."""
-    done = run(_pairs, answer, count, row, batch, label="your answer to 1", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_pairs, answer, count, row, batch, label="your answer to 1")
     places, kept = done.value
     array = 4 * count * int(np.prod(row)) / MIB
     most = done.peak_mib if kept is None else max(done.peak_mib, kept)
@@ -107,7 +83,7 @@ def _graphs(answer, count, row, batch):
     x = np.random.default_rng(0).random((count, *row), np.float32)
     look = answer(x)
     if not callable(look):
-        return f"{_EMPTY}a tf.function." if look in (None, Ellipsis) else "what comes back cannot be called."
+        return f"{_EMPTY}a tf.function." if untouched(look) else "what comes back cannot be called."
     alive = lambda: {id(thing) for thing in gc.get_objects() if isinstance(thing, FuncGraph)}
     before, made, kept = alive(), {}, []
     for start in (0, 3, 7):
@@ -129,9 +105,7 @@ def _graphs(answer, count, row, batch):
 )
 def lookup(answer, count, row, batch):
     """answer(x) gives a traced function for the rows of x, in whose graph x is not."""
-    done = run(_graphs, answer, count, row, batch, label="your answer to 2", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_graphs, answer, count, row, batch, label="your answer to 2")
     size, traces = done.value
     array = 4 * count * int(np.prod(row)) / MIB
     assert traces, "nothing was traced: it must be a tf.function."
@@ -144,7 +118,7 @@ def _scaled(answer, count, row, batch):
     pixels = np.random.default_rng(0).integers(0, 256, (count, *row), np.uint8)
     expected = lambda start: pixels[start : start + batch].astype(np.float32) / 255
     dataset = answer(pixels)
-    if word := _dataset(dataset, "float32 batches"):
+    if word := no_dataset(dataset, "float32 batches"):
         return word
     sizes, word = [], None
     for images in dataset:  # to its end, so that the peak is that of a whole epoch
@@ -170,9 +144,7 @@ def _scaled(answer, count, row, batch):
 )
 def scaled_batches(answer, count, row, batch):
     """answer(pixels) is a dataset of float batches of a uint8 array that is never all floats."""
-    done = run(_scaled, answer, count, row, batch, label="your answer to 3", quiet=True)
-    finished(done)
-    assert done.value is None, done.value
+    done = try_out(_scaled, answer, count, row, batch, label="your answer to 3")
     as_bytes = count * int(np.prod(row)) / MIB
     beside = done.process_peak_mib - as_bytes - done.peak_mib  # what NumPy took, but for the array itself
     assert done.peak_mib < 3.4 * as_bytes and beside < 3 * as_bytes, (

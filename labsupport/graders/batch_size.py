@@ -8,8 +8,7 @@ import numpy as np
 
 from labsupport.ground.budget import MIB, process_status
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 _FEATURES = 256
 
@@ -33,13 +32,12 @@ def _both(given, answer, images, labels):
     for name, function in (("given", given), ("yours", answer)):
         with phase(name):
             value = function(model, images, labels)
-            values.append(None if value is None or value is ... else np.asarray(value, "float64"))
+            values.append(None if untouched(value) else np.asarray(value, "float64"))
     return values
 
 
 def _values_and_peaks(answer, given, images, labels, label):
-    done = run(_both, given, answer, images, labels, label=label, quiet=True)
-    finished(done)
+    done = try_out(_both, given, answer, images, labels, label=label)
     (reference, yours), (before, after) = done.value, [part.peak_mib for part in done.phases]
     assert yours is not None, "the function returns nothing yet."
     return reference, yours, before, after
@@ -71,7 +69,7 @@ def _through_a_file(answer, rows, size):
                 (expected + np.float32(start))[: rows - start].tofile(file)
         own, counted = process_status("RssAnon"), _bytes_read()
         generator, seen, most, number = answer(path, size), 0, own, 0
-        if generator is None or generator is ...:
+        if untouched(generator):
             return "batches() gives nothing yet: it must yield arrays."
         for number, batch in enumerate(generator, 1):
             batch = np.asarray(batch)
@@ -102,9 +100,7 @@ def _bytes_read():
 def read_in_batches(answer):
     """answer(path, size) yields the rows of a file in order, reads them once and keeps none."""
     rows, size = 50_005, 1000
-    done = run(_through_a_file, answer, rows, size, label="your answer to 2", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_through_a_file, answer, rows, size, label="your answer to 2")
     whole, grown, read = rows * _FEATURES * 4, done.value["grown"], done.value["read"]
     assert read < 1.5 * whole, f"{read / whole:.0f} times the file was read: go on where the batch before ended."
     assert grown is None or grown < 0.5 * whole, (

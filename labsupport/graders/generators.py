@@ -3,25 +3,13 @@
 import numpy as np
 
 from labsupport.ground.budget import MIB
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, no_dataset, try_out
 
 
 def _decoded(path, shape):
     import tensorflow as tf
 
     return tf.image.resize(tf.io.decode_jpeg(tf.io.read_file(path), channels=3), shape[:2]).numpy()
-
-
-def _dataset(given, of):
-    """A word why what an answer gave is no dataset; None if it is one."""
-    import tensorflow as tf
-
-    if given is None or given is Ellipsis:
-        return f"the function returns nothing yet: return a dataset of {of}."
-    if not isinstance(given, tf.data.Dataset):
-        return f"the function returns {type(given).__name__}, not a dataset."
-    return None
 
 
 def _labels_of(dataset, paths, labels, shape):
@@ -50,7 +38,7 @@ def _two_epochs(answer, paths, shape):
     """In the arm: the labels of two epochs in the order they came, or a word why the pairs are wrong."""
     labels = list(range(len(paths)))
     dataset = answer(paths, labels)
-    if word := _dataset(dataset, "pairs"):
+    if word := no_dataset(dataset, "pairs"):
         return word
     epochs = []
     for _ in range(2):
@@ -68,9 +56,7 @@ def _two_epochs(answer, paths, shape):
 )
 def shuffled(answer, paths, shape):
     """answer(paths, labels) is a dataset of pairs in a new order each epoch, that holds a few images at most."""
-    done = run(_two_epochs, answer, paths, shape, label="your answer to 1", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_two_epochs, answer, paths, shape, label="your answer to 1")
     image, count, (first, second) = 4 * np.prod(shape) / MIB, len(paths), done.value
     assert first != sorted(first), "the order is that of the paths."
     assert first != second, "they come in the same order in both epochs."
@@ -88,7 +74,7 @@ def _rows(answer, count, row):
     for place in range(count):
         x[place] = place
     dataset = answer(x)
-    if word := _dataset(dataset, "the rows of x"):
+    if word := no_dataset(dataset, "the rows of x"):
         return word
     place = 0
     for given in dataset:
@@ -112,9 +98,7 @@ def rows_of(answer):
     """answer(x) is a dataset of the rows of x, for which nobody copies x."""
     count, row = 2000, (64, 64, 3)
     array = count * 4 * np.prod(row) / MIB
-    done = run(_rows, answer, count, row, label="your answer to 2", quiet=True)
-    finished(done)
-    assert done.value is None, done.value
+    done = try_out(_rows, answer, count, row, label="your answer to 2")
     assert done.peak_mib < 0.25 * array, (
         f"tensors took {done.peak_mib:.0f} MiB, and the array is {array:.0f}: a tensor holds the whole array."
     )
@@ -148,7 +132,7 @@ def _streamed(answer, paths, shape):
             yield path, label
 
     dataset = answer(records)
-    if word := _dataset(dataset, "pairs (image, label)"):
+    if word := no_dataset(dataset, "pairs (image, label)"):
         return word
     for _ in dataset.take(1):
         early = len(read)
@@ -170,9 +154,7 @@ def _streamed(answer, paths, shape):
 )
 def decoded_stream(answer, paths, shape):
     """answer(records) is a dataset of decoded pairs in order, decoded by the pipeline as the records come."""
-    done = run(_streamed, answer, paths, shape, label="your answer to 3", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_streamed, answer, paths, shape, label="your answer to 3")
     from_python, early = done.value
     assert from_python == 0, f"{from_python} of {len(paths)} images are decoded by a call from Python."
     assert early < 0.75 * len(paths), (

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 _EQUAL = 1e-3  # relative distance of two gradients that differ by float32's rounding alone; measured are 1e-7 to 1e-6
 
@@ -38,7 +37,7 @@ def _accumulated(answer, x, y, size):
         return _flat(_gradients(model, x, y))
 
     yours = answer(gradient, x, y, size)
-    yours = None if yours is None or yours is ... else np.asarray(yours, "float64")
+    yours = None if untouched(yours) else np.asarray(yours, "float64")
     return yours, _flat(_gradients(model, x, y)), asked
 
 
@@ -50,8 +49,7 @@ def _accumulated(answer, x, y, size):
 def uneven(answer, x, y, size=32):
     """answer(gradient, x, y, size) gives the gradient over all rows from parts of at most `size` rows, each row once."""
     x = x + np.arange(len(x), dtype=x.dtype)[:, None] * np.float32(1e-4)  # no two rows alike
-    done = run(_accumulated, answer, x, y, size, label="your answer to 1", quiet=True)
-    finished(done)
+    done = try_out(_accumulated, answer, x, y, size, label="your answer to 1")
     yours, reference, asked = done.value
     assert yours is not None, "accumulate_uneven() returns nothing yet: return the accumulated gradient."
     most = max((len(rows) for rows in asked), default=0)
@@ -104,8 +102,7 @@ def _two_updates(answer, x, y):
 )
 def cleared(answer, x, y):
     """answer(micro_gradients, sums, apply, batches) applies the gradient of each batch once, in the sums that it was given."""
-    done = run(_two_updates, answer, x, y, label="your answer to 2", quiet=True)
-    finished(done)
+    done = try_out(_two_updates, answer, x, y, label="your answer to 2")
     found = done.value
     assert found["applied"] == 2, (
         f"apply() was called {found['applied']} times: both batches must be applied, each once."
@@ -122,7 +119,7 @@ def _norms(answer, x, y):
 
     keras.utils.set_random_seed(0)
     model = answer()
-    if model is None or model is ...:
+    if untouched(model):
         return "normalized_model() returns nothing yet: return a Keras model."
     if not isinstance(model, keras.Model):
         return f"it returns {type(model).__name__}, not a Keras model."
@@ -145,9 +142,7 @@ def _norms(answer, x, y):
 )
 def accumulates(answer, x, y):
     """answer() builds a network that normalizes, and whose accumulated gradient is that of the whole batch."""
-    done = run(_norms, answer, x, y, label="your answer to 3", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_norms, answer, x, y, label="your answer to 3")
     moved, off = done.value["moved"], done.value["distance"]
     assert moved < 0.1, f"inputs a hundred times as large move the scores by {moved:.0%}: nothing is normalized."
     assert off < _EQUAL, (

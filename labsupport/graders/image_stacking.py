@@ -3,8 +3,7 @@
 from contextlib import ExitStack
 from unittest.mock import patch
 
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out
 
 _TIMES = 3
 
@@ -34,8 +33,7 @@ def _counted(answer, paths):
 
 def _result_of(answer, paths, label):
     """(the arm, what the answer returned, how many images it decoded)."""
-    done = run(_counted, answer, paths, label=label, quiet=True)
-    finished(done)
+    done = try_out(_counted, answer, paths, label=label)
     value, decoded = done.value
     assert value is not None, "the function returns nothing yet: return the mean of all pixels."
     return done, value, decoded

@@ -4,7 +4,7 @@ import weakref
 
 import numpy as np
 
-from labsupport.lesson.exercises import exercise
+from labsupport.lesson.exercises import exercise, untouched
 
 
 class _Held:
@@ -46,7 +46,7 @@ def halved(answer):
 
     calls, left = [], []
     found = answer(_step_up_to(700, calls, left), 4096)
-    assert found is not None and found is not ..., "it returns nothing yet: return the batch that fits."
+    assert not untouched(found), "it returns nothing yet: return the batch that fits."
     assert found == 512, f"from 4,096, with room for 700, it gives {found}, not 512."
     assert calls == [4096, 2048, 1024, 512], f"it tried {calls}: each size once, from the largest on."
     assert not left, (
@@ -93,7 +93,7 @@ def from_a_line(answer):
             found, largest = answer(peak, budget, first), (budget - intercept) / slope
         except ZeroDivisionError:
             raise AssertionError(f"{case} it divides by zero: two sizes on the floor have the same peak.") from None
-        assert found is not None and found is not ..., "it returns nothing yet: return a batch."
+        assert not untouched(found), "it returns nothing yet: return a batch."
         assert isinstance(found, (int, float, np.number)), f"it returns {type(found).__name__}, not a batch."
         assert max(measured, default=0) <= budget, (
             f"{case}: it measured a step of {max(measured):.0f} MiB, beyond the budget of {budget:.0f}."

@@ -3,8 +3,7 @@
 import numpy as np
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out
 
 
 @exercise(
@@ -53,8 +52,7 @@ def _evaluations(answer, at_the_end, make):
 )
 def evaluation(answer, at_the_end, make):
     """answer(model, x) returns what at_the_end(model, x) does and holds one batch of outputs; make(): (model, x)."""
-    done = run(_evaluations, answer, at_the_end, make, label="your answer to 2", quiet=True)
-    finished(done)
+    done = try_out(_evaluations, answer, at_the_end, make, label="your answer to 2")
     mine, theirs = done.value
     assert mine is not None, "evaluate_by_batch() returns nothing yet: return one class number for each sample."
     assert mine.shape == theirs.shape, f"return an array of shape {theirs.shape}, not {mine.shape}."
@@ -98,8 +96,7 @@ def _held(callback_class, build):
 )
 def keep_best(answer, build, weights):
     """answer is a callback class whose .best is the weights of the epoch with the lowest loss; it holds one set of them."""
-    done = run(_held, answer, build, label="your answer to 3", quiet=True)
-    finished(done)
+    done = try_out(_held, answer, build, label="your answer to 3")
     held, factors = done.value
     assert factors is not None, "KeepBest keeps nothing yet: set self.best in on_epoch_end()."
     assert factors and np.allclose(factors, 1, rtol=1e-3), (

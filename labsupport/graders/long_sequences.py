@@ -3,12 +3,7 @@
 import numpy as np
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
-
-
-def _nothing(value):
-    return value is None or value is Ellipsis
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _whole_attention(q, k, v):
@@ -23,7 +18,7 @@ def _attended(answer):
 
     q, k, v = (tf.random.normal((2, 100, 16), seed=seed) for seed in (1, 2, 3))
     right, given = _whole_attention(q, k, v), answer(q, k, v, 32)
-    if _nothing(given):
+    if untouched(given):
         return "the function returns nothing yet: return a tensor of q's shape."
     if not (tf.is_tensor(given) or isinstance(given, np.ndarray)):
         return f"the function returns {type(given).__name__}, and a tensor of q's shape is asked for."
@@ -43,9 +38,7 @@ def _attended(answer):
 )
 def chunked_attention(answer):
     """answer(q, k, v, rows) is attention, computed for rows queries at a time."""
-    done = run(_attended, answer, label="attention in chunks", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_attended, answer, label="attention in chunks")
     right, given = done.value
     assert given.shape == right.shape, (
         f"for q of the shape {right.shape} and 32 rows the result has the shape {given.shape}: is every query in, also "
@@ -90,7 +83,7 @@ def _compared(answer):
     x = tf.random.normal((32, 250, 32))
     lstm(x[:, :2])
     given = answer(lstm, x, 32)
-    if _nothing(given):
+    if untouched(given):
         return "the function returns nothing yet: return the list of summed gradients."
     if tf.is_tensor(given) or not hasattr(given, "__iter__"):
         return f"the function returns {type(given).__name__}, and a list of three gradients is asked for."
@@ -125,9 +118,7 @@ _MISTAKES = {
 )
 def truncated(answer):
     """answer(lstm, x, chunk) is the sum of the gradients of pieces, each with a tape of its own, the state handed on."""
-    done = run(_compared, answer, label="truncated back-propagation", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_compared, answer, label="truncated back-propagation")
     given, sums = done.value
     shapes = [gradient.shape for gradient in sums["right"]]
     assert [gradient.shape for gradient in given] == shapes, (
@@ -159,7 +150,7 @@ def _gelu(answer):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = answer(x)
-    if _nothing(y):
+    if untouched(y):
         return "the function returns nothing yet: return a tensor of x's shape."
     if not tf.is_tensor(y):
         return f"the function returns {type(y).__name__}, and a tensor of x's shape is asked for."
@@ -179,9 +170,7 @@ def _gelu(answer):
 )
 def frugal_gelu(answer):
     """answer(x) is tf.nn.gelu in values and gradient, and keeps its output and x alone."""
-    done = run(_gelu, answer, label="your gelu", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_gelu, answer, label="your gelu")
     (values, gradient), (given_values, given_gradient) = done.value
     assert given_values.shape == values.shape, f"the result has the shape {given_values.shape}, not {values.shape}."
     apart = float(abs(given_values - values).max())

@@ -1,9 +1,8 @@
 """Graders of the lab on adding up in a loop."""
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
+from labsupport.lesson.exercises import exercise, try_out, untouched
 from labsupport.lesson.predict import tensor_mib
-from labsupport.showing.running import run
 
 
 def _problem(batch, units, terms):
@@ -23,7 +22,7 @@ def _step(way, batch, units, terms, name):
     with phase(name):
         with tf.GradientTape() as tape:
             total = way(x, w)
-            if total is None or total is ...:
+            if untouched(total):
                 return "the function returns nothing yet: return the sum of all terms."
             if not tf.is_tensor(total):
                 return f"return a tensor, and no {type(total).__name__}."
@@ -48,9 +47,7 @@ def _both(answer, wanted, *sizes):
 
 def _graded(answer, wanted, sizes, label):
     """The arm's result, when the answer has the loop's sum and gradient."""
-    done = run(_both, answer, wanted, *sizes, label=label, quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_both, answer, wanted, *sizes, label=label)
     value, gradient = done.value
     assert value < 1e-3, f"the sum differs from the loop's, it is off by {value:.1%} of its largest entry."
     assert gradient is not None, "the weight gets no gradient: somewhere on the way its tensors leave the tape."

@@ -6,9 +6,8 @@ import numpy as np
 
 from labsupport.ground.budget import NO_ONEDNN
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
+from labsupport.lesson.exercises import exercise, try_out, untouched
 from labsupport.lesson.predict import tensor_mib
-from labsupport.showing.running import run
 
 MOST_MIB, PART = 256, 0.65
 
@@ -38,8 +37,7 @@ def _step_with_adam(policy, width, depth, batch):
 
 def _measured(policy, sizes):
     """The least peak of a few steps in MiB: a graph may order its operations anew in each."""
-    done = run(_step_with_adam, policy, *sizes, label=f"your network, {policy}", env=NO_ONEDNN, quiet=True)
-    finished(done)
+    done = try_out(_step_with_adam, policy, *sizes, label=f"your network, {policy}", env=NO_ONEDNN)
     return min(part.peak_mib for part in done.phases)
 
 
@@ -51,9 +49,7 @@ def _measured(policy, sizes):
 def where_it_pays(answer):
     """answer() is {"width": …, "depth": …, "batch": …} of a network whose memory mixed_float16 brings to PART at most."""
     chosen = answer()
-    assert chosen is not None and chosen is not Ellipsis, (
-        "the function returns nothing yet: return a dict of three sizes."
-    )
+    assert not untouched(chosen), "the function returns nothing yet: return a dict of three sizes."
     assert isinstance(chosen, dict) and set(chosen) == {"width", "depth", "batch"}, (
         f"that is {chosen!r:.80}, and a dict with width, depth and batch is asked for."
     )
@@ -91,7 +87,7 @@ def scaled_gradient(answer):
     for seed in (1, 2):
         inputs, weights = tf.random.uniform([4, 8], 0.5, 2, seed=seed), tf.random.normal([8, 2], seed=seed)
         given = answer(weights, inputs)
-        assert given is not None and given is not Ellipsis, "the function returns nothing yet: return the gradient."
+        assert not untouched(given), "the function returns nothing yet: return the gradient."
         assert tf.is_tensor(given) or isinstance(given, np.ndarray), (
             f"that is {type(given).__name__}, and a tensor is asked for."
         )

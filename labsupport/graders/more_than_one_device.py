@@ -1,14 +1,13 @@
 """Graders of the lab on more than one device."""
 
 from labsupport.ground.budget import MIB
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _places(answer, shapes):
     """In the arm: for each kernel with its slots the (device, shape, bytes) of every variable; None for an untouched stub."""
     made = answer(shapes)
-    if made is None or made is Ellipsis:
+    if untouched(made):
         return None
     one = lambda variable: [variable.device.rsplit(":", 2)[-1], list(variable.shape), variable.numpy().nbytes]
     return [[one(variable) for variable in group] for group in made]
@@ -21,8 +20,7 @@ def _places(answer, shapes):
 )
 def placed(answer, shapes, room):
     """answer(shapes) makes a kernel and two slots for each shape, spread over two devices of `room` MiB."""
-    done = run(_places, answer, shapes, logical_devices=2, label="your answer to 1", quiet=True)
-    finished(done)
+    done = try_out(_places, answer, shapes, logical_devices=2, label="your answer to 1")
     assert done.value is not None, "placed() returns nothing yet: return a list of (kernel, slot, slot)."
     assert [len(group) for group in done.value] == [3] * len(shapes), (
         f"for {len(shapes)} shapes there must be as many kernels, each with two slots; the lengths are "
@@ -49,7 +47,7 @@ def _parts(answer):
 
     mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
     layout = answer(dtensor, mesh)
-    if layout is None or layout is Ellipsis:
+    if untouched(layout):
         return "row_layout() returns nothing yet: return a dtensor.Layout."
     if not isinstance(layout, dtensor.Layout):
         return (
@@ -67,9 +65,7 @@ def _parts(answer):
 )
 def row_layout(answer):
     """answer(dtensor, mesh) is a layout that gives each of two devices half the rows of a kernel."""
-    done = run(_parts, answer, logical_devices=2, label="your answer to 2", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_parts, answer, logical_devices=2, label="your answer to 2")
     shapes = [(len(part), len(part[0])) for part in done.value]
     assert shapes != [(4, 6)] * 2, "each device has the whole kernel: nothing is cut."
     assert shapes != [(4, 3)] * 2, "you cut its columns: the second axis of the kernel, not the first."

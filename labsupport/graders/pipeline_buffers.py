@@ -5,8 +5,7 @@ import time
 from numbers import Real
 from pathlib import Path
 
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out
 
 _COUNT = 256  # images: as many as there are shades of grey, which tell them apart
 _STEP = 0.01  # seconds of pause behind each batch, in which the buffers fill
@@ -45,9 +44,7 @@ def _two_epochs(answer):
 )
 def tidy(answer, image_mib, batch):
     """answer(paths) is a dataset of all images, mixed over their whole number in each epoch, that holds few of them."""
-    done = run(_two_epochs, answer, label="your answer to 1", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_two_epochs, answer, label="your answer to 1")
     for batches in done.value:
         order = [number for numbers in batches for number in numbers]
         assert sorted(order) == list(range(_COUNT)), (
@@ -95,10 +92,7 @@ def largest_buffer(answer):
         asked = f"within {budget} MiB, images of {image:.3f} MiB in batches of {batch}: "
         beyond = f"{asked}{buffer:,.0f} images alone take {buffer * image:,.1f} MiB: what about the batches?"
         assert buffer * image < budget - batch * image, beyond
-        done = run(
-            _shuffled, int(buffer), side, batch, int(buffer) + 8 * batch, label=f"{int(buffer)} images", quiet=True
-        )
-        finished(done)
+        done = try_out(_shuffled, int(buffer), side, batch, int(buffer) + 8 * batch, label=f"{int(buffer)} images")
         told = f"{asked}with {int(buffer)} images the peak is {done.peak_mib:.1f} MiB"
         # A few single images are on their way, too.
         assert done.peak_mib <= budget + 0.4 * batch * image, f"{told}: which batches are alive beside the buffer?"

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _pruned(options, steps, data):
@@ -38,10 +37,9 @@ def schedule(answer, data, env):
     """answer(steps) gives a schedule that leaves 80 % zeros; real trainings of three lengths show it."""
     for steps in (20, 57, 110):
         options = answer(steps)
-        assert options is not None and options is not Ellipsis, "schedule() returns nothing yet: return a dict."
+        assert not untouched(options), "schedule() returns nothing yet: return a dict."
         assert isinstance(options, dict), f"schedule() returns a {type(options).__name__}, not a dict."
-        done = run(_pruned, options, steps, data, env=env, label=f"{steps} steps with your schedule", quiet=True)
-        finished(done)
+        done = try_out(_pruned, options, steps, data, env=env, label=f"{steps} steps with your schedule")
         shares = np.array(done.value)
         end = f"after {steps} steps {shares[-1]:.1%} are zeros"
         assert abs(shares[-1] - 0.8) < 0.005, f"{end} and not 80 %: at which step is the last renewal?"
@@ -62,7 +60,7 @@ def to_csr(answer, kernel):
     hollow[[0, 7, -1]] = 0
     for given, name in ((kernel[:100], "a kernel"), (hollow, "a kernel with a row without values")):
         parts = answer(given.copy())
-        assert parts is not None and parts is not Ellipsis, "to_csr() returns nothing yet."
+        assert not untouched(parts), "to_csr() returns nothing yet."
         assert isinstance(parts, (tuple, list)) and len(parts) == 3, "return three arrays: values, columns, starts."
         values, columns, starts = map(np.asarray, parts)
         for part, kind, what in (
@@ -107,7 +105,7 @@ def prune_blocks(answer, kernel):
     for share in (0.8, 0.5):
         given = np.array(kernel)
         made = answer(given, share)
-        assert made is not None and made is not Ellipsis, "prune_blocks() returns nothing yet: return a kernel."
+        assert not untouched(made), "prune_blocks() returns nothing yet: return a kernel."
         made = np.asarray(made)
         assert made.shape == kernel.shape, f"a kernel of {kernel.shape} became one of {made.shape}."
         assert np.array_equal(given, kernel), "the kernel that was handed in is changed: work on a copy."
@@ -121,6 +119,5 @@ def prune_blocks(answer, kernel):
         kept, gone = strength[blocks == 0], strength[blocks == 1]
         assert kept.min() >= gone.max() * (1 - 1e-5), "a block was removed that is stronger than one that stayed."
         if share == 0.8:
-            done = run(_operations, made.astype("float32"), label="your kernel, packed", quiet=True)
-            finished(done)
+            done = try_out(_operations, made.astype("float32"), label="your kernel, packed")
             assert "DENSIFY" not in done.value, f"the file runs {done.value}: the kernel is unpacked first."

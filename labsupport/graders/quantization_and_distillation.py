@@ -3,13 +3,12 @@
 import numpy as np
 
 from labsupport.ground.budget import MIB, parse_size
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _pair(got, what):
     """The two arrays that an answer returned."""
-    assert got is not None and got is not Ellipsis, f"nothing is returned yet: return {what}."
+    assert not untouched(got), f"nothing is returned yet: return {what}."
     assert isinstance(got, (tuple, list)) and len(got) == 2, f"return two arrays: {what}."
     return map(np.asarray, got)
 
@@ -45,7 +44,7 @@ def _distilled(beside, data, weights, answer):
 
     def ask(teacher, images):
         got = answer(teacher, images)
-        if got is None or got is Ellipsis:
+        if untouched(got):
             raise _Told("in_pieces() returns nothing yet: return the teacher's outputs for all images.")
         if np.shape(got) != (len(images), 10):
             raise _Told(f"{len(images)} images gave outputs of shape {np.shape(got)}: a row for each.")
@@ -64,8 +63,7 @@ def _distilled(beside, data, weights, answer):
 )
 def in_pieces(answer, beside, data, weights, budget, losses):
     """answer(teacher, images) gives the teacher's outputs for all images, within the budget of the failure."""
-    done = run(_distilled, beside, data, weights, answer, label="your answer to 2", quiet=True)
-    finished(done)
+    done = try_out(_distilled, beside, data, weights, answer, label="your answer to 2")
     found, told = done.value
     assert not told, told
     off = max(abs(a - b) for a, b in zip(found, losses)) / losses[0]

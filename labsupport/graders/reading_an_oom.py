@@ -3,8 +3,7 @@
 import re
 
 from labsupport.ground.budget import MIB
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 _WORDS = ("in pieces", "in use")
 
@@ -33,7 +32,7 @@ def cause(answer, dump, wanted):
     asked += [(_made_dump(40, -30, 20, -25, 13), 50, 55), (_made_dump(60, -10, 50), 20, 10), (_made_dump(100), 5, 0)]
     for log, size, free in asked:
         found, expected = answer(log, size), _WORDS[free < size]
-        assert found is not None and found is not ..., "cause() returns nothing yet: return one of two texts."
+        assert not untouched(found), "cause() returns nothing yet: return one of two texts."
         assert found in _WORDS, f"you return {found!r}: either 'in pieces' or 'in use' is wanted."
         story = "the memory was there, in pieces" if free >= size else "too much was in use"
         assert found == expected, f"{free:.0f} MiB free, {size:.0f} wanted: {story}; you say {found!r}."
@@ -45,7 +44,7 @@ def _encoded(answer, output, batch, lengths):
 
     right = [output(batch(length)).numpy() for length in lengths]
     found = answer((batch(length) for length in lengths), output)
-    if found is None or found is Ellipsis:
+    if untouched(found):
         return None
     apart = lambda one, own: float(abs(one - own).max()) if one.shape == own.shape else None
     return [(list(np.shape(one)), apart(np.asarray(one), own)) for one, own in zip(found, right)] + [
@@ -60,8 +59,7 @@ def _encoded(answer, output, batch, lengths):
 )
 def encode_all(answer, output, batch, lengths, budget):
     """answer(batches, output) gives all outputs in the batches' order, within the budget in which the plain loop fails."""
-    done = run(_encoded, answer, output, batch, lengths, budget=budget, label="your answer to 2", quiet=True)
-    finished(done)
+    done = try_out(_encoded, answer, output, batch, lengths, budget=budget, label="your answer to 2")
     assert done.value is not None, "encode_all() returns nothing yet: return a list of outputs."
     assert len(done.value) == len(lengths), (
         f"{len(lengths)} outputs are wanted, one for each batch; you return {len(done.value)}."

@@ -1,7 +1,6 @@
 """Graders of the lab on retracing."""
 
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 CALLS, LENGTHS = 10, (5, 31, 33, 40, 64, 65, 100, 130, 200, 255, 300, 257, 400, 500)
 
@@ -12,7 +11,7 @@ def _losses_and_traces(loops, calls):
     for loop in loops:
         counter = []
         losses = loop(counter, calls)
-        if losses is None or losses is ...:
+        if untouched(losses):
             return "the function returns nothing yet: return the list of losses, as faulty() does."
         try:
             found.append(([float(loss) for loss in losses], len(counter)))
@@ -28,9 +27,7 @@ def _losses_and_traces(loops, calls):
 )
 def repaired(answer, faulty):
     """answer(counter, calls) gives the losses of faulty(counter, calls) and traces once or twice."""
-    done = run(_losses_and_traces, (answer, faulty), CALLS, label="your answer to 1", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_losses_and_traces, (answer, faulty), CALLS, label="your answer to 1")
     (losses, traces), (wanted, before) = done.value
     assert len(losses) == len(wanted), f"{len(losses)} losses for {CALLS} calls."
     off = max(abs(loss - right) / abs(right) for loss, right in zip(losses, wanted))
@@ -51,7 +48,7 @@ def _padded(answer, make_step, width):
     for length in LENGTHS:
         batch = tf.random.stateless_normal((length, width), seed=(length, 1))
         given = answer(batch)
-        if given is None or given is ...:
+        if untouched(given):
             return "padded() returns nothing yet: return the batch with rows of zeros behind it."
         if (
             not (tf.is_tensor(given) or isinstance(given, np.ndarray))
@@ -75,9 +72,7 @@ def _padded(answer, make_step, width):
 )
 def padded(answer, make_step, width):
     """answer(batch) adds rows of zeros up to one of a few sizes, and at most doubles a batch of 32 rows or more."""
-    done = run(_padded, answer, make_step, width, label="your answer to 2", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_padded, answer, make_step, width, label="your answer to 2")
     sizes, traces, worst = done.value
     assert worst < 1e-3, (
         f"a loss is off by {worst:.1%}: are the added rows zeros, and all the batch's rows still there?"

@@ -3,8 +3,7 @@
 import numpy as np
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 SIDE, CLASSES, WEIGHTS = 64, 10, 1_500_000
 QUARTERS = [(slice(top, top + 16), slice(left, left + 16)) for top in (0, 48) for left in (0, 48)]
@@ -16,7 +15,7 @@ def _trained(answer, batch):
     import tensorflow as tf
 
     model = answer()
-    if model is None or model is Ellipsis:
+    if untouched(model):
         return "the function returns nothing yet: return a Keras model."
     if not isinstance(model, keras.Model):
         return f"the function returns {type(model).__name__}, not a Keras model."
@@ -56,10 +55,8 @@ def _trained(answer, batch):
 )
 def frugal_cnn(answer, batch, published_mib):
     """answer() is a CNN of enough weights that trains in less than half of published_mib."""
-    done = run(_trained, answer, batch, label="your network", quiet=True)
-    finished(done)
+    done = try_out(_trained, answer, batch, label="your network")
     facts = done.value
-    assert not isinstance(facts, str), facts
     assert facts["convolutions"] >= 2, f"it has {facts['convolutions']} convolutions, and two are asked for."
     assert facts["weights"] >= WEIGHTS, (
         f"its trainable weights are fewer than asked for: {facts['weights']:,} and not {WEIGHTS:,}."
@@ -89,7 +86,7 @@ def _gradients_of_head(answer):
     answer(backbone, head, x)
     with phase("answer"):
         given = answer(backbone, head, x)
-        if given is None or given is Ellipsis:
+        if untouched(given):
             return "the function returns nothing yet: return the list of the head's gradients."
         if tf.is_tensor(given) or isinstance(given, float):
             return "that is one gradient: the head has two variables, so return two, one for the kernel and one for the bias."
@@ -108,9 +105,7 @@ def _gradients_of_head(answer):
 )
 def head_gradients(answer):
     """answer(backbone, head, x) gives the head's gradients without keeping the backbone's outputs."""
-    done = run(_gradients_of_head, answer, label="your step", quiet=True)
-    finished(done)
-    assert not isinstance(done.value, str), done.value
+    done = try_out(_gradients_of_head, answer, label="your step")
     for name, right, given in zip(("kernel", "bias"), *done.value):
         assert given.shape == right.shape, f"the {name}'s gradient has the shape {given.shape}, not {right.shape}."
         apart = float(abs(given - right).max() / abs(right).max())

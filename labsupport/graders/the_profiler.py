@@ -1,8 +1,7 @@
 """Graders of the lab on the profiler."""
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _by_scope(events, amount):
@@ -34,7 +33,7 @@ def busiest_scopes(answer, events):
     ]
     for recorded in (events, made):
         found, expected = answer(recorded), _by_scope(recorded, handed)
-        assert found is not None and found is not ..., "busiest_scopes() returns nothing yet: return three names."
+        assert not untouched(found), "busiest_scopes() returns nothing yet: return three names."
         found = list(found)
         assert len(found) == 3, f"three scopes are wanted, you return {len(found)}."
         if deep := [name for name in found if "/" in name]:
@@ -63,7 +62,7 @@ def _bagged(answer, number, rows, width):
     def tried(function):
         with tf.GradientTape() as tape:
             means = function(table, words)
-            if means is None or means is Ellipsis:
+            if untouched(means):
                 return None
             means = tf.convert_to_tensor(means)
             if means.shape != pull.shape:
@@ -99,9 +98,7 @@ def _bagged(answer, number, rows, width):
 def bag(answer):
     """answer(table, words) is the mean of each row's entries of the table, can be learnt, and needs no one-hot rows."""
     number, rows, width = 1024, 8192, 64
-    done = run(_bagged, answer, number, rows, width, label="your answer to 2", quiet=True)
-    finished(done)
-    assert done.value is None, done.value
+    done = try_out(_bagged, answer, number, rows, width, label="your answer to 2")
     wide, mine = number * rows * 4 / 2**20, done.phase("yours").rise_mib
     assert mine < 0.5 * wide, (
         f"it needs {mine:.0f} MiB; a row of the vocabulary's length for each of {number} bags is {wide:.0f}, and is not needed."

@@ -4,8 +4,7 @@ from numbers import Real
 
 from labsupport.ground.budget import MIB
 from labsupport.ground.meter import reading
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out
 
 _KEPT = ("weights", "optimizer slots", "input", "activations kept")
 _ASKS = {
@@ -60,8 +59,7 @@ def parts(answer):
         )
         missing = [part for part in _KEPT if part not in said]
         assert not missing, f"the dictionary has no {', '.join(missing)}."
-        done = run(_step, shape, batch, name, label=f"batch {batch}, {name}", quiet=True)
-        finished(done)
+        done = try_out(_step, shape, batch, name, label=f"batch {batch}, {name}")
         for part in _KEPT:
             yours, measured = float(said[part]), done.value[part]
             within = 0.03 * measured + 0.05  # the loss and its like beside the activations
@@ -90,8 +88,7 @@ def largest_batch(answer, step, budgets, one_sample):
         )
         peaks = {}
         for size in (batch, 2 * batch):
-            done = run(step, size, label=f"batch {size}", quiet=True)
-            finished(done)
+            done = try_out(step, size, label=f"batch {size}")
             peaks[size] = done.peak_mib
         assert peaks[batch] <= budget, (
             f"a batch of {batch} does not fit: its peak is {peaks[batch]:.0f} MiB, allowed are {budget:.0f}."

@@ -1,8 +1,7 @@
 """Graders of the lab on XLA."""
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, finished
-from labsupport.showing.running import run
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 _LONGER = 16  # rows of padding that exercise 1 allows
 _RATE = 0.01  # of the SGD step in exercise 3
@@ -17,7 +16,7 @@ def bucket(answer):
     """answer(length) is a padded length: whole, long enough, not too long, and one of few."""
     seen = range(2, 18)
     padded = {length: answer(length) for length in (*seen, 63, 64, 65, 1000)}
-    assert padded[2] is not None and padded[2] is not ..., "bucket() returns nothing yet: return a length."
+    assert not untouched(padded[2]), "bucket() returns nothing yet: return a length."
     for length, after in padded.items():
         assert after == int(after), f"bucket({length}) is {after}: a number of rows is whole."
         assert after >= length, f"bucket({length}) is {after}: shorter than the sequence."
@@ -51,7 +50,7 @@ def temporary_mib(answer, report):
     number, unit = line.split(" size ")[1].split("iB,")[0][:-1], line.split(" size ")[1].split("iB,")[0][-1]
     factor = {"K": 1 / 1024, "M": 1, "G": 1024}
     found = answer(report)
-    assert found is not None and found is not ..., "temporary_mib() returns nothing yet: return a number."
+    assert not untouched(found), "temporary_mib() returns nothing yet: return a number."
     expected, total = float(number) * factor[unit], int(report[0].split()[3]) / 2**20
     assert abs(found - total) > 0.001 * total, f"{found:.1f} MiB is the size of everything, not of the block."
     assert abs(found - expected) < 0.01 * expected, f"{found:.2f} MiB: the line says {number} {unit}iB."
@@ -90,7 +89,7 @@ def _trained(make, depth, width, rows):
     x = tf.random.stateless_normal([rows, width], seed=[4, 5])
     before = [weight.numpy() for weight in weights]
     step = make(weights)
-    if step is None or step is Ellipsis:
+    if untouched(step):
         return None
     losses = [float(step(x))]
     with phase("steps"):
@@ -106,11 +105,9 @@ def _trained(make, depth, width, rows):
 def compiled_step(answer):
     """answer(weights) is a training step with the reference's losses and weights, and clearly less memory."""
     sizes = (4, 256, 2048)
-    done = run(_trained, answer, *sizes, label="your step", quiet=True)
-    finished(done)
+    done = try_out(_trained, answer, *sizes, label="your step")
     assert done.value is not None, "compiled_step() returns nothing yet: return the step."
-    plain = run(_trained, _reference, *sizes, label="the step without XLA", quiet=True)
-    finished(plain)
+    plain = try_out(_trained, _reference, *sizes, label="the step without XLA")
     near = lambda found, wanted: all(abs(a - b) <= 0.02 * abs(b) for a, b in zip(found, wanted))
     (losses, moved), (wanted, wanted_moved) = done.value, plain.value
     assert near(losses[:1], wanted[:1]), (

@@ -6,6 +6,7 @@ from labsupport.lesson.ledger import record
 from labsupport.showing.cards import show_card
 from labsupport.showing.palette import GOOD, TO_DO
 from labsupport.showing.plain import plain
+from labsupport.showing.running import run
 
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
 
@@ -37,11 +38,34 @@ def exercise(number, *hints):
     return decorate
 
 
-def finished(result):
-    """Assert that an arm of an answer ended well, or say why it did not."""
+def untouched(value):
+    """Whether this is what a stub gives that nobody has filled in yet."""
+    return value is None or value is ...
+
+
+def no_dataset(given, of):
+    """What is wrong with an answer that should be a data set, in words; None if it is one. of: what it is a data set of."""
+    import tensorflow as tf
+
+    if untouched(given):
+        return f"the function returns nothing yet: return a dataset of {of}."
+    if not isinstance(given, tf.data.Dataset):
+        return f"the function returns {type(given).__name__}, not a dataset."
+    return None
+
+
+def try_out(function, *args, **options):
+    """Run a grader's function(*args), which calls the answer, in a quiet arm; returns the ArmResult.
+
+    options: those of run(). Raises AssertionError with why the arm did not end well, or with the text that the function
+    returned: what is wrong with the answer, in words.
+    """
+    result = run(function, *args, quiet=True, **options)
     if not result.ok and result.error.cause.of_memory:
         raise AssertionError(f"it ran out of memory: {result.error}")
     assert result.ok, f"it did not run to its end: {result.error}"
+    assert not isinstance(result.value, str), result.value
+    return result
 
 
 def _show(number, reason, hints):
