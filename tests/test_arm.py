@@ -4,7 +4,6 @@ Functions that run in an arm are defined inside the tests: so they travel by val
 """
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -31,12 +30,6 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
-def marked_by(pid):
-    """The arms' folders that this process made."""
-    marks = Path(tempfile.gettempdir()).glob("labsupport-*/.labsupport-arm.json")
-    return [mark.parent for mark in marks if json.loads(mark.read_text())["pid"] == pid]
-
-
 def alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
@@ -46,7 +39,7 @@ def nothing_left():
     """After every test: no process and no folder of an arm."""
     yield
     assert left_behind.processes() == []
-    assert marked_by(os.getpid()) == []
+    assert left_behind.folders(os.getpid()) == []
 
 
 # --- what is measured
@@ -360,7 +353,7 @@ def test_when_the_kernel_is_killed_the_arm_dies_too_and_its_folder_is_swept_late
     kernel = subprocess.Popen([sys.executable, script, tmp_path / "pids"])
     wait_for((tmp_path / "pids").exists)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert all(map(alive, pids)) and marked_by(kernel.pid)
+    assert all(map(alive, pids)) and left_behind.folders(kernel.pid)
     kernel.kill()
     kernel.wait()
     wait_for(lambda: not any(map(alive, pids)), 2)
@@ -369,4 +362,4 @@ def test_when_the_kernel_is_killed_the_arm_dies_too_and_its_folder_is_swept_late
         pass
 
     run(nothing)
-    assert marked_by(kernel.pid) == []
+    assert left_behind.folders(kernel.pid) == []

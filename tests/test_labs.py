@@ -131,20 +131,15 @@ def source_of(path):
     return ROOT / "tools" / "source" / f"{path.stem}.py"
 
 
-def kind(cell):
-    """The tag of a cell that is an answer or grades one: "right" or "wrong"; None for any other."""
-    return next((tag for tag in cell.metadata.get("tags", []) if tag in ("right", "wrong")), None)
-
-
 @for_each_lab
 def test_each_exercise_has_another_right_answer_and_two_wrong_ones(path):
     answers = []
     for cell in jupytext.read(source_of(path)).cells:
         if "# BEGIN SOLUTION" in cell.source:
             answers.append([])
-        if kind(cell):
-            answers[-1].append(kind(cell))
-            assert kind(cell) == "right" or re.match("# says: .", cell.source), (
+        if build.answer_kind(cell):
+            answers[-1].append(build.answer_kind(cell))
+            assert build.answer_kind(cell) == "right" or re.match("# says: .", cell.source), (
                 f"what a wrong answer is told: {cell.source}"
             )
     assert len(answers) >= 2
@@ -166,7 +161,7 @@ def test_right_answers_pass_and_wrong_ones_are_told_why(path, tmp_path):
         if found := re.match(r"# says: (.+)", cell.source):
             says = found[1]
         for facts in outputs(type(book)(cells=[cell]), EXERCISE_MIME):
-            if kind(cell) != "wrong":
+            if build.answer_kind(cell) != "wrong":
                 told += [f"rejected, {facts}"] * (not facts["passed"])
             elif facts["passed"]:
                 told.append(f"exercise {facts['number']} accepts the answer that should be told: {says}")

@@ -24,29 +24,22 @@ SOLUTION = re.compile(r"^([ \t]*)# BEGIN SOLUTION\n(.*?)^[ \t]*# END SOLUTION\n?
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 
-def _tagged(cell):
-    """Whether a cell is an answer for the tests: the tag "right" or "wrong"."""
-    return bool({"right", "wrong"} & set(cell.metadata.get("tags", [])))
+def answer_kind(cell):
+    """The tag of a cell that is an answer for the tests, or grades one: "right" or "wrong"; None for any other."""
+    return next((tag for tag in cell.metadata.get("tags", []) if tag in ("right", "wrong")), None)
 
 
 def _with_answers(cells):
     """The cells with each exercise's answers put before its solution, each followed by the exercise's grading cell."""
     found = []
-    for place, cell in enumerate(cells):
-        if _tagged(cell):
-            solution = max(index for index, before in enumerate(found) if SOLUTION.search(before.source + "\n"))
-            grading = nbformat.from_dict(
-                {**cells[place - 1 - _answers_before(cells, place)], "metadata": cell.metadata}
-            )
+    for cell in cells:
+        if answer_kind(cell):
+            solution = max(place for place, before in enumerate(found) if SOLUTION.search(before.source + "\n"))
+            grading = nbformat.from_dict({**found[-1], "metadata": cell.metadata})
             found[solution:solution] = [cell, grading]
         else:
             found.append(cell)
     return found
-
-
-def _answers_before(cells, place):
-    """How many answers stand directly before a place."""
-    return 0 if not _tagged(cells[place - 1]) else 1 + _answers_before(cells, place - 1)
 
 
 def notebook(source, solved, answers=False):
@@ -56,7 +49,7 @@ def notebook(source, solved, answers=False):
     """
     book = jupytext.read(source)
     book.metadata = nbformat.from_dict(KERNEL)
-    book.cells = _with_answers(book.cells) if answers else [cell for cell in book.cells if not _tagged(cell)]
+    book.cells = _with_answers(book.cells) if answers else [cell for cell in book.cells if not answer_kind(cell)]
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in ("tags",)})

@@ -8,23 +8,20 @@ import argparse
 import collections
 import contextlib
 import io
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import left_behind
 import numpy as np
 import psutil
 
 from labsupport import phase
-from labsupport.ground import nursery
 from labsupport.ground.arm import Job, watched
 from labsupport.ground.record import Cause, Watcher
 
@@ -137,16 +134,17 @@ def one(name):
     return "" if cause in expected else f"{name}: {result}"
 
 
-def left_behind(before):
+def remains(before):
     """Sentences on what the arms left."""
-    marks = Path(tempfile.gettempdir()).glob("labsupport-*/.labsupport-arm.json")
-    folders = [str(mark.parent) for mark in marks if json.loads(mark.read_text())["pid"] == os.getpid()]
-    processes = [p.name() for p in psutil.Process().children(recursive=True) if p.pid not in nursery.pids()]
-    files = len(os.listdir("/proc/self/fd")) - nursery.sockets() - before
     sleeping = [
         process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "1000"]
     ]
-    found = {"folders": folders, "processes": processes, "open files": files, "orphans": sleeping}
+    found = {
+        "folders": left_behind.folders(os.getpid()),
+        "processes": left_behind.processes(),
+        "open files": left_behind.descriptors() - before,
+        "orphans": sleeping,
+    }
     return [f"left behind: {what} {which}" for what, which in found.items() if which]
 
 
@@ -157,7 +155,7 @@ def main():
     options = parser.parse_args()
     random.seed(options.seed)
     names, wrong, done = random.choices(list(KINDS), k=options.arms), [], collections.Counter()
-    before, began = len(os.listdir("/proc/self/fd")) - nursery.sockets(), time.monotonic()
+    before, began = left_behind.descriptors(), time.monotonic()
     with ThreadPoolExecutor(2) as pool, contextlib.redirect_stderr(io.StringIO()):
         for name, trouble in zip(names, pool.map(one, names)):
             done[name] += 1
@@ -166,7 +164,7 @@ def main():
                 f"{done.total()} of {options.arms} arms, {time.monotonic() - began:.0f} s, {len(wrong)} wrong: {name}",
                 flush=True,
             )
-    wrong += left_behind(before)
+    wrong += remains(before)
     print(", ".join(f"{number} × {name}" for name, number in sorted(done.items())))
     sys.exit("\n".join(wrong) if wrong else None)
 

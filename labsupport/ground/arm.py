@@ -238,8 +238,7 @@ class _Child:
 
     def log(self):
         """What it wrote to standard error, with files named as in a traceback."""
-        log = b"".join(self._log).decode(errors="replace")
-        return re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', log)
+        return _placed(b"".join(self._log).decode(errors="replace"))
 
     def end(self):
         """End the arm and all it started, then its supervisor, and close the pipes."""
@@ -451,7 +450,7 @@ def _told(raised, log, result):
         dict.fromkeys(reversed(calls))
     )  # both may name the same line; once is enough, the innermost stays last
     frames = [Line(_place(name), line, _source(name, line)) for name, line in calls if is_own(name)]
-    text = re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', raised.message)
+    text = _placed(raised.message)
     stack = "".join(
         f"  {_place(f.file)}, line {f.line}, in {f.scope}\n    {_source(f.file, f.line)}\n" for f in raised.frames
     )
@@ -460,6 +459,11 @@ def _told(raised, log, result):
 
 def _source(name, line):
     return linecache.getline(name, line).strip()
+
+
+def _placed(text):
+    """A text with tracebacks in it, their files named as a learner knows them."""
+    return re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', text)
 
 
 def _place(name):

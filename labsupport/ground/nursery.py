@@ -71,20 +71,19 @@ _nurseries, _left, _lock = {}, [], threading.Lock()
 
 def start(environment):
     """Begin a process for an arm with this environment; returns its Ends. Raises OSError where no process can be started."""
-    pipes = []
+    (read, write), *others = [os.pipe() for _ in Ends._fields]
+    ours, theirs = Ends(write, *(reads for reads, _ in others)), [read, *(writes for _, writes in others)]
     try:
-        pipes += [os.pipe() for _ in Ends._fields]
-        (read, write), *others = pipes
         with _lock:
-            _ask(environment, [read, *(theirs for _, theirs in others)])
+            _ask(environment, theirs)
     except BaseException:
-        for pipe in pipes:
-            os.close(pipe[0])
-            os.close(pipe[1])
+        for descriptor in ours:
+            os.close(descriptor)
         raise
-    for descriptor in (read, *(theirs for _, theirs in others)):
-        os.close(descriptor)
-    return Ends(write, *(ours for ours, _ in others))
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
+    return ours
 
 
 def warm(environment):
@@ -150,7 +149,7 @@ def main(descriptor):
         head, theirs, _, _ = socket.recv_fds(asked, _SIZE.size, len(Ends._fields))
         if not head:
             os._exit(0)
-        request = _receive(asked, *_SIZE.unpack(head))
+        request = msgspec.msgpack.decode(asked.recv(*_SIZE.unpack(head), socket.MSG_WAITALL))
         if os.fork() == 0:
             asked.close()
             _be_born(request, theirs, loaded)
@@ -158,16 +157,8 @@ def main(descriptor):
             os.close(descriptor)
 
 
-def _receive(asked, size):
-    with asked.dup() as again, again.makefile("rb", buffering=0) as stream:
-        body = b""
-        while len(body) < size:
-            body += stream.read(size - len(body))
-    return msgspec.msgpack.decode(body)
-
-
 def _load():
-    """Load TensorFlow; returns where its files lie in memory, for touch(). An arm that cannot load it says so itself."""
+    """Load TensorFlow; returns where its files lie in memory, for _touch(). An arm that cannot load it says so itself."""
     if sys.platform != "linux":  # elsewhere system libraries do not take a fork well
         return []
     with contextlib.suppress(Exception):
@@ -223,8 +214,6 @@ def _be_born(request, theirs, loaded):
     for place, descriptor in enumerate(theirs[:3]):
         os.dup2(descriptor, place)
         os.close(descriptor)
-    if "numpy" in sys.modules:
-        sys.modules[
-            "numpy"
-        ].random.seed()  # or all arms would draw the same numbers; Python's own generator does it itself
+    if numpy := sys.modules.get("numpy"):  # or all arms would draw the same; Python's own generator sees to it itself
+        numpy.random.seed()
     child.main(*theirs[3:], prepare=lambda: _touch(loaded))

@@ -220,25 +220,20 @@ class Report:
     @property
     def frame(self):
         """A row a fault."""
-        return frame_of(self.measured, rules.FAULTS)
+        rows = [
+            {
+                "fault": name,
+                "lab": fault.lab,
+                "what is measured": fault.what,
+                "measured": self.measured.get(name),
+                "at most": fault.most,
+                "": "LEFT" if name in self.faults else "" if name in self.measured else "not measured",
+            }
+            for name, fault in rules.FAULTS.items()
+        ]
+        return pd.DataFrame(rows).set_index("fault").round(2)
 
 
 def faults_of(measured):
     """The faults that these figures show."""
     return [name for name, fault in rules.FAULTS.items() if measured.get(name, 0) > fault.most]
-
-
-def frame_of(measured, names):
-    """A row a fault, for some of them."""
-    rows = [
-        {
-            "fault": name,
-            "lab": rules.FAULTS[name].lab,
-            "what is measured": rules.FAULTS[name].what,
-            "measured": measured.get(name),
-            "at most": rules.FAULTS[name].most,
-            "": "LEFT" if name in faults_of(measured) else "" if name in measured else "not measured",
-        }
-        for name in names
-    ]
-    return pd.DataFrame(rows).set_index("fault").round(2)

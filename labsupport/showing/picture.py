@@ -102,6 +102,10 @@ def _shades(axes, phases):
             axes.annotate(for_matplotlib(phase.name), (phase.start, 0.98), xytext=(3, 0), **look)
 
 
+def _ran_out(result):
+    return not result.ok and result.error.cause.of_memory and result.figures["peak"] is not None
+
+
 def _wanted(result):
     """Bytes that an arm which died of memory would have had in use with what it asked for; at least more than its budget."""
     in_use = result.dumps[-1] if result.dumps else result.figures["peak"]
@@ -119,7 +123,7 @@ def _bars(axes, results, story):
         tip = peak or 0
         if peak is not None:
             axes.barh(index, peak / MIB, 0.7, color=colour, alpha=0.85)
-            if story == "tensors" and not result.ok and result.error.cause.of_memory:
+            if story == "tensors" and _ran_out(result):
                 tip = _wanted(result)
                 axes.barh(index, (tip - peak) / MIB, 0.7, left=peak / MIB, fill=False, edgecolor=colour, ls=":", lw=1.5)
         if end is not None and result.ok:
@@ -137,7 +141,7 @@ def _bars(axes, results, story):
     )
     axes.invert_yaxis()
     axes.set_xlim(right=axes.get_xlim()[1] * 1.25 or 1)  # room for the words behind the longest bar
-    dotted = ", dotted = wanted" if story == "tensors" and not all(result.ok for result in results) else ""
+    dotted = ", dotted = wanted" if story == "tensors" and any(map(_ran_out, results)) else ""
     axes.set_xlabel(f"MiB: bar = peak{dotted}, hatched = at the end")
     axes.grid(False)
 
