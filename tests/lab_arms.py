@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
 
 
-def arms(number, wanted, needed=()):
-    """{name: (function, args, keywords)} for every `name = lab.run(…)` or `lab.measure(…)` in `wanted`, from the source of a lab such as "07".
+def arms(lab, wanted, needed=()):
+    """{name: (function, args, keywords)} for every `name = lab.run(…)` or `lab.measure(…)` in `wanted`, from the source of a lab such as "retracing".
 
     To be called in the folder of the labs, as their notebooks are.
     needed: names whose runs must really happen, since a wanted arm takes their value.
     """
-    (source,) = (ROOT / "tools" / "source").glob(f"{number}_*.py")
+    (source,) = (ROOT / "tools" / "source").glob(f"[0-9]*_{lab}.py")
     found, namespace, measure = {}, {"__name__": "__main__"}, labsupport.measure
     target = None
 
@@ -39,7 +39,7 @@ def arms(number, wanted, needed=()):
         guess=MagicMock(),
     ):
         for cell, code in enumerate(c.source for c in jupytext.read(source).cells if c.cell_type == "code"):
-            name = f"<lab {number}, cell {cell}>"
+            name = f"<{lab}, cell {cell}>"
             linecache.cache[name] = (len(code), None, code.splitlines(True), name)
             for statement in ast.parse(code).body:
                 named = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
@@ -49,4 +49,4 @@ def arms(number, wanted, needed=()):
                     exec(compile(ast.Module([statement], []), name, "exec"), namespace)
                 if set(wanted) <= found.keys():
                     return found
-    raise LookupError(f"lab {number} has no {', '.join(sorted(set(wanted) - found.keys()))} = lab.run(…)")
+    raise LookupError(f"{lab} has no {', '.join(sorted(set(wanted) - found.keys()))} = lab.run(…)")

@@ -11,28 +11,33 @@ from labsupport.showing.live import TerminalPlot
 
 # lab: (kind, the failing arm's name in the notebook, the fixed arm's, names of runs that these two need)
 TABLE = {
-    "00": ("batch-bound activations", "failure", "fix", ()),  # summary() does not count them
-    "01": ("input copy", "failure", "fix", ()),
-    "02": ("input copy", "failure", "fix", ()),
-    "03": ("buffer", "failure", "fix", ()),
-    "04": ("batch-bound activations", "failure", "fix", ()),
-    "05": ("batch-bound activations", "failure", "right", ()),
-    "06": ("batch-bound activations", "failure", "works", ()),  # the products that the tape keeps
-    "07": ("retained tensors", "failure", "fix", ()),
-    "08": ("retracing", "numbers", "tensors", ()),
-    "09": ("models kept alive", "failure", "fix", ()),
-    "10": ("batch-bound activations", "failure", "fix", ()),
-    "11": ("optimizer state", "failure", "fix", ()),  # weights and slots stay float32
-    "12": ("batch-bound activations", "failure", "fix", ()),
-    "32": ("batch-bound activations", "failure", "fix", ()),
+    "where_memory_goes": ("batch-bound activations", "failure", "fix", ()),  # summary() does not count them
+    "image_stacking": ("input copy", "failure", "fix", ()),
+    "arrays_into_datasets": ("input copy", "failure", "fix", ()),
+    "pipeline_buffers": ("buffer", "failure", "fix", ()),
+    "batch_size": ("batch-bound activations", "failure", "fix", ()),
+    "gradient_accumulation": ("batch-bound activations", "failure", "right", ()),
+    "loop_accumulation": ("batch-bound activations", "failure", "works", ()),  # the products that the tape keeps
+    "leaks_over_epochs": ("retained tensors", "failure", "fix", ()),
+    "retracing": ("retracing", "numbers", "tensors", ()),
+    "a_model_per_trial": ("models kept alive", "failure", "fix", ()),
+    "recomputation": ("batch-bound activations", "failure", "fix", ()),
+    "mixed_precision": ("optimizer state", "failure", "fix", ()),  # weights and slots stay float32
+    "shapes_and_layers": ("batch-bound activations", "failure", "fix", ()),
+    "long_sequences": ("batch-bound activations", "failure", "fix", ()),
     # Weights of a model that only answers are none of the kinds, so the doctor names another one: a known fault of it.
-    "13": ("weights", "failure", "fix", ("dense",)),
-    "14": ("batch-bound activations", "failure", "fix", ("teacher",)),  # the teacher answers for all images at once
-    "15": ("batch-bound activations", "failure", "plain", ("plain",)),  # XLA's one block for all of them
-    "16": ("fragmentation", "failure", "fix", ()),
-    "17": ("replicas", "failure", "fix", ("single",)),
-    "18": ("batch-bound activations", "failure", "fix", ()),
-    "19": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
+    "pruning": ("weights", "failure", "fix", ("dense",)),
+    "quantization_and_distillation": (
+        "batch-bound activations",
+        "failure",
+        "fix",
+        ("teacher",),
+    ),  # the teacher answers for all images at once
+    "xla": ("batch-bound activations", "failure", "plain", ("plain",)),  # XLA's one block for all of them
+    "reading_an_oom": ("fragmentation", "failure", "fix", ()),
+    "more_than_one_device": ("replicas", "failure", "fix", ("single",)),
+    "the_profiler": ("batch-bound activations", "failure", "fix", ()),
+    "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 
 
@@ -50,7 +55,7 @@ def examined(function, args, keywords):
 known_fault = pytest.mark.xfail(reason="names activations where only weights are held", strict=True)
 
 
-@pytest.mark.parametrize("lab", [pytest.param(lab, marks=known_fault if lab == "13" else ()) for lab in TABLE])
+@pytest.mark.parametrize("lab", [pytest.param(lab, marks=known_fault if lab == "pruning" else ()) for lab in TABLE])
 def test_right_on_the_failing_arm_and_silent_on_the_fixed_one(lab, record_property, monkeypatch):
     kind, failing, fixed, needed = TABLE[lab]
     monkeypatch.syspath_prepend(LABS)
@@ -61,7 +66,7 @@ def test_right_on_the_failing_arm_and_silent_on_the_fixed_one(lab, record_proper
     record_property("doctor", (kind, named[0] if named else "silent"))
     assert named[:1] == [kind], f"{named}: {diagnosis.result}\n{diagnosis.parts}"
     assert all(suspect.evidence for suspect in diagnosis.suspects)
-    if lab == "19":
+    if lab == "capstone":
         found[fixed] = (script()["main"], found[failing][1], {})
     healthy = examined(*found[fixed])
     assert healthy.result.ok, healthy.result

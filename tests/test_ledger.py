@@ -193,21 +193,24 @@ def test_off_keeps_nothing(file, tmp_path, monkeypatch):
     assert "LABSUPPORT_LEDGER is set to off" in str(standing.progress())
 
 
-def guess_in(number, guess, measured=100.0):
-    return {"kind": "guess", "lab": labs()[number].name, "guess_mib": guess, "measured_mib": measured}
+def guess_in(slug, guess, measured=100.0):
+    return {"kind": "guess", "lab": labs()[slug].name, "guess_mib": guess, "measured_mib": measured}
 
 
 def test_the_first_guess_counts_and_one_after_the_answer_is_marked():
     kept = [
-        guess_in("01", 10.0),
-        guess_in("01", 100.0),
-        guess_in("02", 0.0),
-        guess_in("02", 99.0),
-        guess_in("03", 5.0, None),
-        guess_in("04", -1.0),
-        {**guess_in("05", 9.0), "lab": "05_my_own"},
+        guess_in("image_stacking", 10.0),
+        guess_in("image_stacking", 100.0),
+        guess_in("arrays_into_datasets", 0.0),
+        guess_in("arrays_into_datasets", 99.0),
+        guess_in("pipeline_buffers", 5.0, None),
+        guess_in("batch_size", -1.0),
+        {**guess_in("gradient_accumulation", 9.0), "lab": "05_my_own"},
     ]
-    assert [(g.lab, g.factor, g.late) for g in first_guesses(kept)] == [("01", 0.1, False), ("02", 0.99, True)]
+    assert [(g.lab.slug, g.factor, g.late) for g in first_guesses(kept)] == [
+        ("image_stacking", 0.1, False),
+        ("arrays_into_datasets", 0.99, True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +223,7 @@ def test_the_first_guess_counts_and_one_after_the_answer_is_marked():
     ],
 )
 def test_the_tendency_is_told_as_it_is(guesses, words):
-    assert words in tendency(first_guesses([guess_in(f"{i:02}", float(g)) for i, g in enumerate(guesses)]))
+    assert words in tendency(first_guesses([guess_in(slug, float(guess)) for slug, guess in zip(labs(), guesses)]))
 
 
 def test_the_tests_themselves_write_to_no_ledger():

@@ -80,7 +80,7 @@ from labsupport.ground.files import notebook_file
 from labsupport.learner.guide import table
 from labsupport.lesson.catalogue import labs, see_lab
 from labsupport.lesson.claims import claims
-print(json.dumps([labsupport.__file__, len(claims()), len(labs()), table("retracing"), see_lab("07"), str(notebook_file("07"))]))
+print(json.dumps([labsupport.__file__, len(claims()), len(labs()), table("retracing"), see_lab("leaks_over_epochs"), str(notebook_file("leaks_over_epochs"))]))
 """
     done = asked("-c", code)
     assert done.returncode == 0, done.stderr

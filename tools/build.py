@@ -110,7 +110,7 @@ def described(source):
 def catalogue():
     """The text of data/labs.json."""
     sources = sorted(SOURCES.glob("[0-9]*.py"))
-    labs = {source.stem[:2]: {"name": source.stem, **described(source)} for source in sources}
+    labs = {source.stem[3:]: {"number": source.stem[:2], **described(source)} for source in sources}
     return json.dumps(labs, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -29,14 +29,14 @@ _LEAST_IN_ALLOCATOR = 16 * 256
 # Bytes of the smallest hole worth filling: a tensor placed less tightly in one still smaller is counted by less than
 # that too high, which no budget in MiB notices.
 _SMALLEST_HOLE = 64 * 1024
-_MEANING = {  # kind: (number of the lab, what it means)
-    "variables": ("09", "models or variables are kept alive"),
-    "tensors": ("07", "tensors are retained"),
-    "arrays": ("07", "NumPy arrays are kept"),
-    "pipelines": ("03", "datasets or iterators are kept"),
-    "graphs": ("08", "graphs are kept: the function is retraced, or made anew"),
+_MEANING = {  # kind: (the lab, what it means)
+    "variables": ("a_model_per_trial", "models or variables are kept alive"),
+    "tensors": ("leaks_over_epochs", "tensors are retained"),
+    "arrays": ("leaks_over_epochs", "NumPy arrays are kept"),
+    "pipelines": ("pipeline_buffers", "datasets or iterators are kept"),
+    "graphs": ("retracing", "graphs are kept: the function is retraced, or made anew"),
     "allocator": (
-        "03",
+        "pipeline_buffers",
         "no Python object holds it: the buffers of an iterator, or a cache() that is still filling "
         "(then let a call be a whole epoch)",
     ),
@@ -128,7 +128,7 @@ def _grown(kinds, first, last, n):
             )
             continue
         if kind == "graphs" and "variables" in kinds:
-            lab = "09"  # a kept training step keeps its model's variables, or the other way round
+            lab = "a_model_per_trial"  # a kept training step keeps its model's variables, or the other way round
         rows = sorted((last[kind] - first[kind]).items(), key=lambda row: (-row[0][1] * row[1], -row[1]))
         evidence = ", ".join(f"{number / n:.3g} × {what}" for (what, _), number in rows[:3])
         amount = (

@@ -15,15 +15,21 @@ from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Cause, Interval
 
 LABS = {  # kind: the lab that explains it first, then others that help
-    "input copy": ("01", "02"),
-    "buffer": ("03",),
-    "batch-bound activations": ("04", "05", "06", "10", "12"),
-    "retained tensors": ("07",),
-    "retracing": ("08",),
-    "models kept alive": ("09",),
-    "optimizer state": ("00", "11", "13"),
-    "replicas": ("17",),
-    "fragmentation": ("16",),
+    "input copy": ("image_stacking", "arrays_into_datasets"),
+    "buffer": ("pipeline_buffers",),
+    "batch-bound activations": (
+        "batch_size",
+        "gradient_accumulation",
+        "loop_accumulation",
+        "recomputation",
+        "shapes_and_layers",
+    ),
+    "retained tensors": ("leaks_over_epochs",),
+    "retracing": ("retracing",),
+    "models kept alive": ("a_model_per_trial",),
+    "optimizer state": ("where_memory_goes", "mixed_precision", "pruning"),
+    "replicas": ("more_than_one_device",),
+    "fragmentation": ("reading_an_oom",),
 }
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.

@@ -7,7 +7,7 @@ from labsupport.lesson.exercises import exercise
 
 def _nothing_left(figures, troubles):
     left = [
-        f"Left is: {name} (lab {FAULTS[name].lab}); {FAULTS[name].what}: {figures[name]:.2f}, "
+        f"Left is: {name} (lab {FAULTS[name].number}); {FAULTS[name].what}: {figures[name]:.2f}, "
         f"where at most {FAULTS[name].most} is allowed."
         for name in faults_of(figures)
     ]

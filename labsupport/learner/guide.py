@@ -18,7 +18,7 @@ _TABLE = template(
     '<td style="text-align:left"><b><a href="{{ lab.name }}.ipynb">{{ lab.title }}</a></b>'
     "{% for phrase in phrases %}<br>{{ phrase }}{% endfor %}</td>"
     '<td style="text-align:left">{% for needed in lab.needs %}{{ ", " if not loop.first }}'
-    '<a href="{{ labs[needed].name }}.ipynb">{{ needed }}</a>{% else %}–{% endfor %}</td>'
+    '<a href="{{ labs[needed].name }}.ipynb">{{ labs[needed].number }}</a>{% else %}–{% endfor %}</td>'
     '<td style="text-align:left">{{ lab.time.rpartition(", ")[2].removesuffix(" to work through") }}</td></tr>'
     "{% endfor %}</tbody></table>"
 )

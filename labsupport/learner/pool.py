@@ -82,7 +82,7 @@ def _guesses(people):
         by_lab.setdefault(guess.lab, []).append(guess)
     if not by_lab:
         return {"guesses": []}
-    by_lab = dict(sorted(by_lab.items()))
+    by_lab = {lab: by_lab[lab] for lab in labs().values() if lab in by_lab}
 
     def draw(axes):
         points = []
@@ -92,20 +92,20 @@ def _guesses(people):
                 (place + (i - (len(found) - 1) / 2) * apart, guess.factor, guess.late) for i, guess in enumerate(found)
             ]
         draw_factors(axes, points)
-        axes.set_xticks(range(len(by_lab)), by_lab)
+        axes.set_xticks(range(len(by_lab)), [lab.number for lab in by_lab])
         axes.set_xlabel("lab; a point is a guess, hollow if it was made after the answer was shown")
 
     rows, words = [], ["Guesses over measurements by lab. "]
-    for number, found in by_lab.items():
+    for lab, found in by_lab.items():
         every, counted = [guess.factor for guess in found], [guess.factor for guess in found if not guess.late]
         words.append(
-            f"lab {number}: {len(found)} guesses, {min(every):.2g} to {max(every):.2g} times the measurement; "
+            f"lab {lab.number}: {len(found)} guesses, {min(every):.2g} to {max(every):.2g} times the measurement; "
         )
         typical = f"{off_by(counted):.1f}" if counted else "–"
         rows.append(
             [
-                number,
-                labs()[number].title,
+                lab.number,
+                lab.title,
                 len(found),
                 typical,
                 sum(factor < 1 for factor in counted),
@@ -153,12 +153,12 @@ def _exercises(people):
     """How many of the class passed each exercise."""
     stands = [standing(person.entries) for person in people]
     rows = []
-    for number, lab in labs().items():
-        here = [stand[number] for stand in stands if number in stand]
+    for lab in labs().values():
+        here = [stand[lab] for stand in stands if lab in stand]
         if here:
             rows.append(
                 [
-                    number,
+                    lab.number,
                     lab.title,
                     len(here),
                     *(sum(exercise in passed for passed, _ in here) for exercise in lab.exercises),

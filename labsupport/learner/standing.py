@@ -68,8 +68,8 @@ class Progress(_Shown):
 
     def _rows(self):
         """(lab, exercises passed, verdicts seen, guess over measurement) of every lab visited, as text behind the lab."""
-        for number, (passed, seen) in sorted(self._standing.items()):
-            lab, guess = labs()[number], self._guesses.get(number)
+        for lab in filter(self._standing.get, labs().values()):
+            (passed, seen), guess = self._standing[lab], self._guesses.get(lab)
             factor = "–" if guess is None else f"{guess.factor:.2g}"
             yield lab, f"{len(passed)} of {len(lab.exercises)}", f"{len(seen)} of {len(lab.claims)}", factor
 
@@ -99,7 +99,7 @@ class Progress(_Shown):
             figure = Figure(figsize=(9, 0.26 * len(every) + 0.8))
             left, right = figure.subplots(1, 2, sharey=True, width_ratios=most)
         for row, lab in enumerate(every):
-            passed, seen = self._standing.get(lab.number, ((), ()))
+            passed, seen = self._standing.get(lab, ((), ()))
             _boxes(left, row, lab.exercises, passed, COLOURS[2])
             _boxes(right, row, lab.claims, seen, COLOURS[1])
         for axes, title in ((left, "exercises passed"), (right, "verdicts seen")):
@@ -110,7 +110,7 @@ class Progress(_Shown):
             axes.grid(False)
         left.set_yticks(range(len(every)), [lab.name.replace("_", " ") for lab in every])
         for label, lab in zip(left.get_yticklabels(), every):
-            label.set_color("black" if lab.number in self._standing else FAINT)
+            label.set_color("black" if lab in self._standing else FAINT)
         left.set_ylim(len(every) - 0.4, -0.6)
         return figure
 
@@ -143,7 +143,7 @@ class Guesses(_Shown):
             figure = Figure(figsize=(9, 3.2))
             axes = figure.subplots()
         draw_factors(axes, [(place, guess.factor, guess.late) for place, guess in enumerate(self.found)])
-        axes.set_xticks(range(len(self.found)), [guess.lab for guess in self.found])
+        axes.set_xticks(range(len(self.found)), [guess.lab.number for guess in self.found])
         axes.set_xlabel("lab, in the order in which you guessed")
         axes.set_xlim(-0.6, max(len(self.found), 6) - 0.4)  # two guesses shall not stand at the edges
         return figure
@@ -151,7 +151,7 @@ class Guesses(_Shown):
     @property
     def sentence(self):
         sentences = [tendency(self.found), self.note]
-        if late := ", ".join(guess.lab for guess in self.found if guess.late):
+        if late := ", ".join(guess.lab.number for guess in self.found if guess.late):
             sentences.insert(
                 1, f"Hollow, and not counted: lab {late}, where the answer was on the page before the guess."
             )
@@ -161,7 +161,7 @@ class Guesses(_Shown):
         return f"<p>{as_html(self.sentence)}</p>"
 
     def text(self):
-        words = "lab {0.lab}: guessed {0.guess:,.0f} MiB, measured {0.measured:,.1f} MiB, {0.factor:.2f} ×{1}"
+        words = "lab {0.lab.number}: guessed {0.guess:,.0f} MiB, measured {0.measured:,.1f} MiB, {0.factor:.2f} ×{1}"
         rows = [words.format(guess, " (late)" * guess.late) for guess in self.found]
         return "\n".join([*rows, self.sentence])
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from labsupport.lesson.catalogue import labs
+from labsupport.lesson.catalogue import Lab, labs
 
 # These three are our own choice; no figure of a lab depends on them.
 FEW = 4  # guesses, below which no tendency is told: two against two
@@ -15,7 +15,7 @@ REAL = (1e-6, 1e9)  # MiB, a byte to a petabyte; a guess beyond is none
 class FirstGuess:
     """The first guess other than 0 of one lab, in MiB. late: made after a run without a guess had shown the answer."""
 
-    lab: str
+    lab: Lab
     guess: float
     measured: float
     late: bool
@@ -31,8 +31,7 @@ def _lab(entry):
 
     By its name without the number: an entry from before the series was numbered anew still counts.
     """
-    named = entry["lab"][3:]
-    return next((lab for lab in labs().values() if lab.name[3:] == named), None)
+    return labs().get(entry["lab"][3:])
 
 
 def first_guesses(kept):
@@ -42,18 +41,18 @@ def first_guesses(kept):
         lab, guess, measured = _lab(entry), entry.get("guess_mib"), entry.get("measured_mib")
         if not lab or entry["kind"] != "guess" or not measured or not REAL[0] < measured < REAL[1]:
             continue
-        if REAL[0] < guess < REAL[1] and lab.number not in found:
-            found[lab.number] = FirstGuess(lab.number, guess, measured, lab.number in shown)
-        shown.add(lab.number)
+        if REAL[0] < guess < REAL[1] and lab not in found:
+            found[lab] = FirstGuess(lab, guess, measured, lab in shown)
+        shown.add(lab)
     return list(found.values())
 
 
 def standing(kept):
-    """{lab's number: (numbers of the exercises passed, claims whose verdict was seen)} for each lab that has an entry."""
+    """{Lab: (numbers of the exercises passed, claims whose verdict was seen)} for each lab that has an entry."""
     found = {}
     for entry in kept:
         if lab := _lab(entry):
-            passed, seen = found.setdefault(lab.number, (set(), set()))
+            passed, seen = found.setdefault(lab, (set(), set()))
             if entry["kind"] == "exercise" and entry["passed"] and entry["number"] in lab.exercises:
                 passed.add(entry["number"])
             if entry["kind"] == "verdict" and entry["id"] in lab.claims:

@@ -214,7 +214,7 @@ class Report:
         elif best is not None and best.budget > parse_size(self.budgets[level]):
             why.insert(0, f"its peak of {best.peak_mib:.0f} MiB does not fit into {self.budgets[level]}")
         if self.faults and (why or not forgive_faults):
-            why.append("left: " + ", ".join(f"{name} (lab {rules.FAULTS[name].lab})" for name in self.faults))
+            why.append("left: " + ", ".join(f"{name} (lab {rules.FAULTS[name].number})" for name in self.faults))
         return "; ".join(why)
 
     @property
@@ -223,7 +223,7 @@ class Report:
         rows = [
             {
                 "fault": name,
-                "lab": fault.lab,
+                "lab": fault.number,
                 "what is measured": fault.what,
                 "measured": self.measured.get(name),
                 "at most": fault.most,

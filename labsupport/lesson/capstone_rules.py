@@ -1,4 +1,4 @@
-"""What the checker of lab 19 measures of a script's functions, in the process of an arm. It reads no source.
+"""What the capstone's checker measures of a script's functions, in the process of an arm. It reads no source.
 
 A fault is a quantity that grows with something it should not grow with, so any cure of it counts. Beside the faults stand
 duties: what the cured script must still do. A duty left undone, and whatever a function raises, is told in a sentence.
@@ -21,6 +21,7 @@ import numpy as np
 from labsupport.ground import meter
 from labsupport.ground.result import is_own
 from labsupport.lesson.capstone_training import Training, made_at, near
+from labsupport.lesson.catalogue import labs
 
 SCRIPT = {  # the script's functions, and what each is to do
     "image_dataset": "image_dataset(files, labels) gives a tf.data.Dataset of single (image, label) pairs",
@@ -42,16 +43,28 @@ class Fault(NamedTuple):
     what: str
     most: float
 
+    @property
+    def number(self):
+        return labs()[self.lab].number
+
 
 # Where a fault is there, theory gives the number in brackets.
 FAULTS = {
-    "eager stack": Fault("01", "images held by a new data set, for each of its images", 0.2),  # [1: the stack]
-    "float64": Fault("02", "bytes of a number in a training batch", 4),  # [8]
-    "decoded buffer": Fault("03", "images held by a running pipeline, for each of its images", 0.2),  # [1]
-    "giant batch": Fault("04", "growth of evaluate() for each further image, in images", 0.2),  # [more than 2]
-    "history": Fault("07", "growth for each step, in sizes of the weights", 0.05),  # [1: the gradients]
-    "retracing": Fault("08", "graphs that each further epoch leaves", 0.5),  # [1 or more: each new rate is traced]
-    "model per trial": Fault("09", "growth for each further trial, in sizes of the weights", 2),  # [3: Adam's state]
+    "eager stack": Fault(
+        "image_stacking", "images held by a new data set, for each of its images", 0.2
+    ),  # [1: the stack]
+    "float64": Fault("arrays_into_datasets", "bytes of a number in a training batch", 4),  # [8]
+    "decoded buffer": Fault(
+        "pipeline_buffers", "images held by a running pipeline, for each of its images", 0.2
+    ),  # [1]
+    "giant batch": Fault("batch_size", "growth of evaluate() for each further image, in images", 0.2),  # [more than 2]
+    "history": Fault("leaks_over_epochs", "growth for each step, in sizes of the weights", 0.05),  # [1: the gradients]
+    "retracing": Fault(
+        "retracing", "graphs that each further epoch leaves", 0.5
+    ),  # [1 or more: each new rate is traced]
+    "model per trial": Fault(
+        "a_model_per_trial", "growth for each further trial, in sizes of the weights", 2
+    ),  # [3: Adam's state]
 }
 _STEP_IMAGES = 32
 _UNSEEN = 15  # the class that only validation images have, in _canary()

@@ -1,4 +1,4 @@
-"""The labs by number: what each says about itself (data/labs.json, made by tools/build.py) and data/map.toml adds."""
+"""The labs by name: what each says about itself (data/labs.json, made by tools/build.py) and data/map.toml adds."""
 
 import json
 import tomllib
@@ -11,10 +11,13 @@ from labsupport.ground.files import data_file, notebook_file
 
 @dataclass(frozen=True)
 class Lab:
-    """What a lab says about itself, and what data/map.toml adds (symptoms, needs). needs: numbers of labs."""
+    """What a lab says about itself, and what data/map.toml adds (symptoms, needs).
 
+    slug: its name in code, such as "leaks_over_epochs"; numbers are for readers. needs: slugs of labs.
+    """
+
+    slug: str
     number: str
-    name: str
     title: str
     symptom: str
     time: str
@@ -23,25 +26,30 @@ class Lab:
     symptoms: tuple
     needs: tuple
 
+    @property
+    def name(self):
+        """Its notebook's, without the suffix."""
+        return f"{self.number}_{self.slug}"
+
 
 @cache
 def labs():
-    """{"01": Lab} in the order of their numbers."""
+    """{"image_stacking": Lab} in the order of their numbers."""
     more = tomllib.loads(data_file("map.toml").read_text())
     facts = json.loads(data_file("labs.json").read_text())
     as_tuples = lambda table: {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return {number: Lab(number, **as_tuples(facts[number] | more[number])) for number in sorted(facts)}
+    return {slug: Lab(slug, **as_tuples(facts[slug] | more[slug])) for slug in facts}
 
 
 def see_lab(first, *others):
     """Where to read on, for the end of a sentence: `see lab 07, "What leaks over epochs" (labs/07_leaks_over_epochs.ipynb)`.
 
-    first, others: numbers of labs, such as "07"; of the others only the number is told. The file is told where there is
-    one, from the current folder if it lies in it. Raises KeyError for a number that no lab has.
+    first, others: slugs of labs, such as "leaks_over_epochs"; of the others only the number is told. The file is told
+    where there is one, from the current folder if it lies in it. Raises KeyError for a slug that no lab has.
     """
     lab = labs()[first]
     path = notebook_file(lab.name)
     if path is not None and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    also = "; also " + ", ".join(labs()[number].number for number in others) if others else ""
-    return f'see lab {first}, "{lab.title}"' + (f" ({path})" if path else "") + also
+    also = "; also " + ", ".join(labs()[slug].number for slug in others) if others else ""
+    return f'see lab {lab.number}, "{lab.title}"' + (f" ({path})" if path else "") + also
