@@ -1,6 +1,6 @@
 """What learners, and cheats, make of the capstone's script, and what the checker has to say of each.
 
-Each answer defines some functions again, over the solution of lab 19 or over the script as it was. TRIED is judged by its
+Each answer defines some functions again, over the capstone's solution or over the script as it was. TRIED is judged by its
 functions alone, MAINS by running main.
 """
 

@@ -34,7 +34,7 @@ GIVEN = {"parameters": 298960, "image": (96, 96, 3), "last": [0.001 * 0.9, 0.003
 @cache
 def cells(*tags):
     """The code of the solved notebook's cells with these tags."""
-    book = build.notebook(ROOT / "tools" / "source" / "19_capstone.py", solved=True)
+    book = build.notebook(ROOT / "tools" / "source" / "22_capstone.py", solved=True)
     return [cell.source for cell in book.cells if set(tags) & set(cell.metadata.get("tags", []))]
 
 
@@ -197,7 +197,7 @@ def test_a_level_is_passed_with_nothing_left(measured):
     found = report(measured[None][0])
     assert found.missing("tight") == found.missing("generous", forgive_faults=True) == ""
     half = report(measured["search"][0])
-    assert half.missing("tight") == "left: model per trial (lab 09)"
+    assert half.missing("tight") == "left: model per trial (lab 11)"
     assert half.missing("generous", forgive_faults=True) == ""
     assert set(half.frame[""]) == {"", "LEFT", "not measured"}
 
@@ -225,7 +225,7 @@ def test_a_script_that_dies_is_told_where(cause, says):
     dead.open_phases = [("search", 1.0), ("evaluate", 1.0), ("a phase of its own", 2.0)]
     found = capstone.Report(BUDGETS, {"256 MiB": dead}, measured={"history": 1.0})
     assert says in found.missing("generous")
-    assert found.missing("generous").endswith("left: history (lab 07)")
+    assert found.missing("generous").endswith("left: history (lab 09)")
 
 
 def test_whatever_a_script_does_a_check_gives_sentences(judge):

@@ -114,12 +114,12 @@ def test_the_example_passes_and_each_planted_leak_is_named(tmp_path):
         "test_wide",
     }
     for leak, wanted in {
-        "gradients": ["tensors: ", "1 × float32 (128, 128)", "lab 07", "train.kept ("],
-        "arrays": ["arrays: ", "1 × float32 (64, 128)", "lab 07", "train.kept ("],
-        "iterator": ["pipelines: ", "1 × OwnedIterator", "lab 03", "train.kept ("],
-        "retrace": ["graphs: 1 more (1 × train_step)", "lab 08"],
-        "function": ["graphs: 1 more (1 × train_step)", "lab 08", "train.kept (4 items"],
-        "fit": ["variables: ", "3 × float32 (128, 128)", "lab 09"],
+        "gradients": ["tensors: ", "1 × float32 (128, 128)", "lab 09", "train.kept ("],
+        "arrays": ["arrays: ", "1 × float32 (64, 128)", "lab 09", "train.kept ("],
+        "iterator": ["pipelines: ", "1 × OwnedIterator", "lab 04", "train.kept ("],
+        "retrace": ["graphs: 1 more (1 × train_step)", "lab 10"],
+        "function": ["graphs: 1 more (1 × train_step)", "lab 10", "train.kept (4 items"],
+        "fit": ["variables: ", "3 × float32 (128, 128)", "lab 11"],
     }.items():
         message = failed[f"test_leak[{leak}]"]
         assert all(part in message for part in wanted), message

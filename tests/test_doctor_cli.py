@@ -54,7 +54,7 @@ def test_a_suspect_is_told_by_the_exit_status(tmp_path):
     )
     run = doctor(tmp_path, script)
     assert run.returncode == 1, run.err
-    assert "retracing" in run.out and "lab 08" in run.out and "20 times" in run.out
+    assert "retracing" in run.out and "lab 10" in run.out and "20 times" in run.out
 
 
 @pytest.mark.parametrize(

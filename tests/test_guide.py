@@ -1,4 +1,4 @@
-"""The start page leads from a symptom to the right lab, and builds on nothing that is not there; so does "see lab 07"."""
+"""The start page leads from a symptom to the right lab, and builds on nothing that is not there; so does `see_lab`."""
 
 import re
 from graphlib import TopologicalSorter
@@ -68,11 +68,11 @@ def test_without_words_all_labs_and_for_nonsense_none():
 
 def test_see_lab_tells_the_title_and_the_file_where_there_is_one(monkeypatch, tmp_path):
     monkeypatch.chdir(LABS.parent)
-    assert see_lab("leaks_over_epochs") == 'see lab 07, "What leaks over epochs" (labs/07_leaks_over_epochs.ipynb)'
+    assert see_lab("leaks_over_epochs") == 'see lab 09, "What leaks over epochs" (labs/09_leaks_over_epochs.ipynb)'
     assert see_lab("batch_size", "gradient_accumulation", "shapes_and_layers").endswith(
-        "(labs/04_batch_size.ipynb); also 05, 12"
+        "(labs/05_batch_size.ipynb); also 07, 14"
     )
     monkeypatch.chdir(tmp_path)
-    assert see_lab("leaks_over_epochs").endswith(f"({LABS / '07_leaks_over_epochs.ipynb'})")
+    assert see_lab("leaks_over_epochs").endswith(f"({LABS / '09_leaks_over_epochs.ipynb'})")
     with pytest.raises(KeyError):
         see_lab("leaks_over_epochs", "no_such_lab")

@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "tools"))
 from build import without_markup
 from looks import WIDTHS
 
-SHOWN = ["02_arrays_into_datasets", "12_shapes_and_layers"]  # many verdicts, wide tables, long labels
+SHOWN = ["02_arrays_into_datasets", "14_shapes_and_layers"]  # many verdicts, wide tables, long labels
 SAMPLER = [
     """
     import matplotlib.pyplot as plt

@@ -88,7 +88,7 @@ print(json.dumps([labsupport.__file__, len(claims()), len(labs()), table("retrac
     assert Path(place).is_relative_to(python.parents[1])
     assert claims == 34 and labs == len(list((ROOT / "labs").glob("[0-9]*.ipynb")))
     assert "Retracing: a graph for every call" in table
-    assert seen == 'see lab 07, "What leaks over epochs"' and notebook == "None"
+    assert seen == 'see lab 09, "What leaks over epochs"' and notebook == "None"
 
 
 def test_find_lab_and_the_cell_magic_in_ipython(asked, tmp_path):
@@ -104,11 +104,11 @@ def test_the_doctor_examines_a_script(asked, tmp_path):
     done = asked("-m", "labsupport", "doctor", "leak.py", "--budget", "128 MiB")
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
-    assert "retained tensors" in said and 'see lab 07, "What leaks over epochs"' in said, done.stdout
+    assert "retained tensors" in said and 'see lab 09, "What leaks over epochs"' in said, done.stdout
 
 
 def test_pytest_has_its_fixtures(asked, tmp_path):
     (tmp_path / "test_it.py").write_text(CHECKED)
     done = asked("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
-    assert 'see lab 07, "What leaks over epochs"' in " ".join(done.stdout.split()), done.stdout
+    assert 'see lab 09, "What leaks over epochs"' in " ".join(done.stdout.split()), done.stdout

@@ -20,6 +20,6 @@ def data_file(name):
 
 
 def notebook_file(name):
-    """The path of a lab such as "07_leaks_over_epochs"; None where labsupport was installed without the repository."""
+    """The path of a lab such as "09_leaks_over_epochs"; None where labsupport was installed without the repository."""
     place = _PACKAGE.parent / "labs" / f"{name}.ipynb"
     return place if place.is_file() else None

@@ -1,4 +1,4 @@
-"""The judge of lab 19: which faults are left in a training script, what it still does, and what its model has learnt.
+"""The judge of the capstone: which faults are left in a training script, what it still does, and what its model has learnt.
 
 The functions are measured on small inputs (capstone_rules.py). Then main runs under the budgets, and the models that it
 trains (capstone_training.py) are asked about photographs that the script has never been given.

@@ -1,4 +1,4 @@
-"""What a script of lab 19 trains, seen from Keras' optimizers: every update, at which rate, and the weights at the end.
+"""What a script of the capstone trains, seen from Keras' optimizers: every update, at which rate, and the weights at the end.
 
 Runs in the process of an arm. Nothing that the script says about itself is asked for.
 """

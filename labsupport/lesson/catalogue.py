@@ -42,7 +42,7 @@ def labs():
 
 
 def see_lab(first, *others):
-    """Where to read on, for the end of a sentence: `see lab 07, "What leaks over epochs" (labs/07_leaks_over_epochs.ipynb)`.
+    """Where to read on, for the end of a sentence: `see lab 09, "What leaks over epochs" (labs/09_leaks_over_epochs.ipynb)`.
 
     first, others: slugs of labs, such as "leaks_over_epochs"; of the others only the number is told. The file is told
     where there is one, from the current folder if it lies in it. Raises KeyError for a slug that no lab has.

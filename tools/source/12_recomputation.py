@@ -1,0 +1,658 @@
+# %% [markdown]
+# # 12 · Recomputation: "gradient checkpointing" that does and that does not
+#
+# **Symptom:** *"gradient checkpointing makes no difference to memory"*, or *"OOM when allocating tensor with shape
+# [8192,128]"* in the middle of a deep model whose weights are tiny.
+#
+# **Afterwards you can** tell whether a training step recomputes anything at all, cut a model into segments that are
+# recomputed, predict the best number of them from the depth, and name what recomputation silently breaks.
+#
+# | | |
+# |---|---|
+# | Time | about 2 minutes to run, 30 to work through |
+# | Memory | below 2 GiB, Python and TensorFlow included |
+# | Claims judged | C13 |
+#
+# Every run below happens in a process of its own under a memory budget. When it runs out of memory, nothing else does.
+
+# %% tags=["parameters"]
+SCALE = "quick"  # "full" takes batches four times as large
+GUESS_MIB = 0.0  # a starting value for the guess below
+
+# %%
+import time
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+import labsupport as lab
+from labsupport.graders import recomputation as check
+
+tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
+import keras
+
+DEPTH, WIDTH, CLASSES = 36, 128, 10
+BATCH = lab.choose(SCALE, quick=8192, full=32768)
+BUDGET = lab.choose(SCALE, quick="112 MiB", full="448 MiB")
+
+# %% [markdown]
+# ## Predict
+#
+# The model is 36 hidden layers `Dense(128, "relu")` and a `Dense(10)` on top. Before you run anything: how much memory
+# does one training step on a batch take at its worst moment?
+
+# %%
+my_guess = lab.guess(
+    f"Peak memory of one training step, {DEPTH} × Dense({WIDTH}), batch {BATCH}?", GUESS_MIB
+)
+
+# %% [markdown]
+# Now the arithmetic. The backward pass needs every layer's output, so all of them are kept until it comes by.
+
+# %%
+one = lab.tensor_mib((BATCH, WIDTH))
+weights = DEPTH * lab.tensor_mib((WIDTH, WIDTH))
+predicted_plain = (DEPTH + 3) * one  # and three gradients of one activation on the way back
+print(f"one activation {one:.2f} MiB; all weights: {weights:.2f} MiB")
+print(f"{DEPTH} activations kept and 3 in passing: {predicted_plain:.0f} MiB")
+
+# %% [markdown]
+# Recomputation keeps only some outputs, *checkpoints*, and runs the layers between two of them a second time when the
+# backward pass needs what they made. With `k` segments of `n/k` layers that is `k` checkpoints for the whole step,
+# plus one segment's `n/k` outputs at a time. A segment also holds the gradient that enters it, so 4 in passing.
+
+
+# %%
+def predicted_segments(k, depth=DEPTH, kept_per_layer=1.0):
+    """MiB at the peak with k segments; kept_per_layer: activations that one layer keeps."""
+    return (k + kept_per_layer * depth / k + 4) * one
+
+
+COUNTS = [k for k in range(1, DEPTH + 1) if DEPTH % k == 0]
+print(
+    "\n".join(f"{k:2} segments: {predicted_segments(k):6.1f} MiB" for k in COUNTS),
+    f"\nnone: {predicted_plain:15.1f} MiB",
+)
+
+# %% [markdown]
+# `k + n/k` is smallest at `k = √n`, here 6. At both ends, one segment or 36, there is nothing to gain.
+#
+# ## Failure
+#
+# The published snippet, called gradient checkpointing: a step in a `tf.function` with a tape, over slices of the
+# samples. First at its own size: one hidden layer, 1,000 samples of ten numbers, slices of 32. We count what it does.
+# A step over `d` dense layers has `d` matrix products forward and, for the gradients, `d` for weights and `d − 1` for
+# layer inputs: `3d − 1`. A step that recomputed anything would have more.
+
+
+# %%
+def multiplications(train_step, *arguments):
+    """How many matrix products the graph of a step holds."""
+    return sum(
+        op.type == "MatMul"
+        for op in train_step.get_concrete_function(*arguments).graph.get_operations()
+    )
+
+
+def published(hidden, inputs, samples, batch):
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(hidden)]
+    model = keras.Sequential([keras.Input((inputs,)), *layers, keras.layers.Dense(CLASSES)])
+    optimizer = keras.optimizers.Adam()
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = tf.random.normal((samples, inputs))
+    y = tf.random.uniform((samples,), maxval=CLASSES, dtype=tf.int32)
+
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    for start in range(0, samples, batch):
+        train_step(x[start : start + batch], y[start : start + batch])
+    traces = train_step.experimental_get_tracing_count()
+    return {"products": multiplications(train_step, x[:batch], y[:batch]), "traces": traces}
+
+
+own_size = lab.measure(published, 1, 10, 1000, 32, label="published, at its own size")
+products, traces = own_size.value["products"], own_size.value["traces"]
+print(f"2 layers: {products} matrix products, an ordinary step has 3 × 2 − 1 = {3 * 2 - 1}")
+print(
+    f"traces: {traces} for {-(-1000 // 32)} slices, "
+    f"the last of which holds {1000 % 32} samples, another shape"
+)
+
+# %% [markdown]
+# (The first call is traced twice, because it creates the optimizer's variables; the last slice's shape is one trace
+# more. Lab 10 is about traces.)
+#
+# That size has no memory trouble to cure. Where recomputation is wanted, in a deep model on a large batch, under a
+# budget that a step with real checkpoints keeps. (oneDNN, the library of fused kernels that TensorFlow uses on CPUs,
+# crashes the process in a graph where others report an OOM; the runs that are compared go without it.)
+
+# %%
+deep = (DEPTH, WIDTH, BATCH, BATCH)
+failure = lab.run(published, *deep, budget=BUDGET, label="published snippet", env=lab.NO_ONEDNN)
+lab.expect_oom(failure)
+
+# %% [markdown]
+# ## Fix
+#
+# One thing changes: the layers are called in segments, each wrapped in `tf.recompute_grad` (Keras offers the same as
+# `keras.remat`). The layers must be built before that, because a variable may not be created inside a segment.
+
+
+# %%
+def chain(layers):
+    def call(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return call
+
+
+def in_segments(layers, lengths):
+    """Functions that together apply all layers, each recomputed: lengths[0] layers, and so on."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return [
+        tf.recompute_grad(chain(layers[start : start + length]))
+        for start, length in zip(starts, lengths)
+    ]
+
+
+def built_layers(activation):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(WIDTH, activation=activation) for _ in range(DEPTH)]
+    head = keras.layers.Dense(CLASSES)
+    for layer in [*layers, head]:
+        layer.build((None, WIDTH))
+    return (
+        layers,
+        head,
+        [weight for layer in [*layers, head] for weight in layer.trainable_variables],
+    )
+
+
+def recomputed(segments, batch):
+    layers, head, weights = built_layers("relu")
+    optimizer = keras.optimizers.Adam()
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = tf.random.normal((batch, WIDTH))
+    y = tf.random.uniform((batch,), maxval=CLASSES, dtype=tf.int32)
+    parts = in_segments(layers, [DEPTH // segments] * segments)
+
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            h = x
+            for part in parts:
+                h = part(h)
+            loss = loss_fn(y, head(h))
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights))
+        return loss
+
+    train_step(x, y)
+    return {
+        "products": multiplications(train_step, x, y),
+        "traces": train_step.experimental_get_tracing_count(),
+    }
+
+
+fix = lab.run(recomputed, 6, BATCH, budget=BUDGET, label="6 segments recomputed", env=lab.NO_ONEDNN)
+lab.expect_finished(fix)
+
+# %% [markdown]
+# What the published step would have needed, and what Keras' own training step needs, which nobody calls
+# checkpointing:
+
+
+# %%
+def ordinary(batch):
+    hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(CLASSES)])
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss_fn, jit_compile=False)
+    x = tf.random.normal((batch, WIDTH))
+    y = tf.random.uniform((batch,), maxval=CLASSES, dtype=tf.int32)
+    model.train_on_batch(x, y)
+
+
+unbounded = lab.measure(published, *deep, label="published, no tight budget", env=lab.NO_ONEDNN)
+keras_step = lab.measure(ordinary, BATCH, label="Keras train_on_batch", env=lab.NO_ONEDNN)
+
+# %% [markdown]
+# ## Side by side
+
+# %%
+lab.compare(unbounded, keras_step, fix)
+
+# %%
+layers = DEPTH + 1
+print(my_guess.against(unbounded.peak_mib))
+products, with_segments = unbounded.value["products"], fix.value["products"]
+print(
+    f"matrix products: ordinary 3 × {layers} − 1 = {3 * layers - 1}, "
+    f"published {products}, 6 segments {with_segments}"
+)
+print(
+    f"({DEPTH} products more are the layers run again; one more is the gradient for the first "
+    "segment's input, which nobody uses)"
+)
+assert products == 3 * layers - 1 < with_segments, (
+    "a step that recomputes must hold more products than one that does not"
+)
+
+# %% [markdown]
+# ### Memory and time over the number of segments
+#
+# Every way to cut 36 layers into equal segments, eagerly; some of them in a graph too. The step only
+# computes gradients here, without an optimizer, so that activations are all there is to see. A graph runs what is
+# independent side by side, in another order each time, so it is measured in three processes of its own.
+
+
+# %%
+def gradient_step(parts, head, weights):
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            h = x
+            for part in parts:
+                h = part(h)
+            loss = tf.reduce_mean(tf.square(head(h) - y))
+        return tape.gradient(loss, weights)
+
+    return step
+
+
+def timed(run_step, x, y):
+    """Seconds of a step, and the gradient of the first layer, which is the last to be computed."""
+    begin = time.monotonic()
+    gradient = run_step(x, y)[0].numpy()
+    return time.monotonic() - begin, gradient
+
+
+def sweep(activation, eager_counts, graph_counts, batch):
+    layers, head, weights = built_layers(activation)
+    x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
+    seconds, gradients = {}, []
+    for count in sorted({*eager_counts, *graph_counts}):  # 0: nothing is recomputed
+        parts = in_segments(layers, [DEPTH // count] * count) if count else [chain(layers)]
+        step = gradient_step(parts, head, weights)
+        ways = {"eager": (eager_counts, step), "graph": (graph_counts, tf.function(step))}
+        for mode, (counts, run_step) in ways.items():
+            if count not in counts:
+                continue
+            if mode == "graph":
+                run_step(x, y)  # traces
+            name = f"{mode} {count}"
+            with lab.phase(name):
+                runs = [timed(run_step, x, y) for _ in range(2)]
+            seconds[name] = min(took for took, _ in runs)
+            gradients.append(runs[0][1])
+    first = gradients[0]
+    off = max(float(abs(g - first).max()) for g in gradients) / float(abs(first).max())
+    return {"seconds": seconds, "off": off}
+
+
+def table(result):
+    """One row a phase "mode count" of sweep(): MiB over the inputs and weights, and seconds."""
+    seconds = result.value["seconds"]
+    rows = [[*p.name.split(), p.rise_mib, seconds[p.name]] for p in result.phases]
+    frame = pd.DataFrame(rows, columns=["mode", "segments", "MiB", "seconds"])
+    return frame.astype({"segments": int}).set_index(["mode", "segments"])
+
+
+GRAPH_COUNTS = [0, 1, 3, 6, 12, DEPTH]
+swept = lab.measure(sweep, "relu", [0, *COUNTS], [], BATCH, label="segments, eager")
+graphs = [
+    lab.measure(sweep, "relu", [], GRAPH_COUNTS, BATCH, label=f"segments, graph, run {run}")
+    for run in (1, 2, 3)
+]
+eager_rows = table(swept).loc["eager"]
+graph_rows = pd.concat([table(run).loc["graph"] for run in graphs], keys=(1, 2, 3), names=["run"])
+by_count = graph_rows.groupby("segments")
+
+# %%
+figure, panels = plt.subplots(1, 2)
+labels = {"MiB": "peak of one step (MiB)", "seconds": "time of one step (s)"}
+for axes, (column, label) in zip(panels, labels.items()):
+    axes.plot(eager_rows[column].drop(0), "o-", label="eager, recomputed")
+    axes.axhline(eager_rows[column][0], ls=":", lw=1, label="eager, nothing recomputed")
+    middle = by_count[column].median()
+    spread = [middle - by_count[column].min(), by_count[column].max() - middle]
+    graph = {"color": lab.COLOURS[1]}
+    axes.errorbar(
+        middle.index[1:],
+        middle[1:],
+        [part[1:] for part in spread],
+        fmt="s--",
+        label="graph, recomputed",
+        **graph,
+    )
+    axes.axhline(middle[0], ls="--", lw=1, label="graph, nothing recomputed", **graph)
+    axes.set(xscale="log", xlabel="number of segments", ylabel=label, ylim=(0, None))
+    axes.set_xticks(COUNTS, COUNTS)
+    axes.minorticks_off()
+predicted = [predicted_segments(k) for k in COUNTS]
+panels[0].plot(COUNTS, predicted, "kx", ms=8, label="predicted (eager)")
+figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+plt.show()
+pd.concat({"eager": eager_rows, "graph, median of 3": by_count.median()}, axis=1).round(2)
+
+# %%
+eager, eager_s = eager_rows["MiB"], eager_rows["seconds"]
+best = int(eager.drop(0).idxmin())
+low, high = by_count["MiB"].min(), by_count["MiB"].max()
+lab.note(
+    f"Of the eager ways {best} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. With 6 segments "
+    "a step took "
+    f"{eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU (the fastest of two each); a "
+    "third more is what the "
+    f"arithmetic asks for. In a graph 6 segments peaked between {low[6]:.0f} and {high[6]:.0f} "
+    "MiB, nothing recomputed "
+    f"between {low[0]:.0f} and {high[0]:.0f}: in which order a graph runs what is independent "
+    "varies."
+)
+off = max(run.value["off"] for run in [swept, *graphs])
+print(f"gradients: apart by at most {off:.1e} of the largest, float32 rounds at 1.2e-07")
+assert off < 1e-3, "recomputation must not change the gradients"
+assert eager[6] < 0.6 * eager[0], "segments of √n layers should need well below the plain step"
+lab.predicted_vs_measured(
+    plain=(predicted_plain, eager[0]),
+    one_segment=(predicted_segments(1), eager[1]),
+    six_segments=(predicted_segments(6), eager[6]),
+    each_layer_alone=(predicted_segments(DEPTH), eager[DEPTH]),
+)
+
+# %% [markdown]
+# ## Explain
+#
+# * The snippet is an ordinary step. A tape alone keeps everything; a `tf.function` around it recomputes nothing.
+# * The **whole model as one segment** is useless: nothing is kept forward, but then the one segment is computed again
+#   and *everything* is there at once.
+# * **Each layer alone** is useless for these layers: the input of every layer is kept, and that is exactly what the
+#   plain step keeps too. `Dense` with relu needs its input and its output, and one layer's output is the next's input.
+# * The price is one more forward pass, about a third of a step's arithmetic. Segments do not change that price: take
+#   the number that saves most.
+#
+# ### What Keras' switch does
+#
+# `keras.RematScope` promises the same in one line around the model's construction. On the TensorFlow backend:
+
+
+# %%
+def with_scope(mode, batch):
+    with keras.RematScope(mode):
+        hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(CLASSES)])
+    x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
+    errors = {}
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        return tape.gradient(loss, model.trainable_variables)
+
+    for name, run_step in (("eager", step), ("graph", tf.function(step))):
+        try:
+            with lab.phase(name):
+                run_step(x, y)
+        except ValueError as error:
+            lines = [line for line in str(error).splitlines() if "custom_gradient" in line]
+            errors[name] = (lines or [str(error)])[0].strip("\x1b[01m ")
+    return errors
+
+
+for mode in ("full", "activations"):
+    result = lab.measure(with_scope, mode, BATCH, label=f"RematScope({mode!r})")
+    for p in result.phases:
+        plain = {"eager": eager[0], "graph": by_count["MiB"].median()[0]}[p.name]
+        found = f"{p.rise_mib:.0f} MiB against {plain:.0f} without"
+        if p.name in result.value:
+            found = f"ValueError: {result.value[p.name]}"
+        print(f"RematScope({mode!r:13}) {p.name}: {found}")
+
+# %% [markdown]
+# `"full"` wraps every layer *and* the model around them: both useless ways at once. Where the line above says
+# `ValueError`, it cannot be traced into a graph at all, which means no `fit`. `"activations"` wraps each relu: to
+# compute relu again, its *input* must be kept, and the next layer needs its output anyway, so two are kept for one.
+#
+# ### When each layer alone is worth it
+#
+# That turns where a layer keeps more than its output. `gelu` is computed in several steps, and each keeps something.
+
+# %%
+gelu = lab.measure(sweep, "gelu", [0, 6, 18, DEPTH], [], BATCH, label="gelu")
+gelu_mib = table(gelu).loc["eager", "MiB"]
+kept = (gelu_mib[0] / one - 3) / DEPTH
+print(gelu_mib.round(1).to_string())
+print(
+    f"a gelu layer keeps {kept:.1f} activations; "
+    f"each layer alone needs {gelu_mib[DEPTH] / gelu_mib[0]:.2f} × the plain step"
+)
+assert gelu_mib[DEPTH] < 0.5 * gelu_mib[0], (
+    "layers that keep several tensors gain even when each is recomputed alone"
+)
+
+# %% [markdown]
+# The rule for any model: with `c` activations kept a layer, `k + c·n/k` is smallest at `k = √(c·n)`. And recomputation
+# saves activations only: where weights, gradients and slots fill the memory, there is nothing to save. Find both points.
+
+
+# %%
+def gain(depth=DEPTH, kept_per_layer=1.0, weights_and_slots=10):
+    counts = [k for k in range(1, depth + 1) if depth % k == 0]
+    best = min(counts, key=lambda k: predicted_segments(k, depth, kept_per_layer))
+    plain = (kept_per_layer * depth + 3) * one + weights_and_slots
+    cut = predicted_segments(best, depth, kept_per_layer) + weights_and_slots
+    print(
+        f"plain {plain:7.1f} MiB   best {cut:7.1f} MiB with {best} segments: "
+        f"{plain / cut:.1f} × smaller (predicted)"
+    )
+
+
+sliders = {"depth": (4, 144, 4), "kept_per_layer": (1.0, 8.0, 0.5)}
+lab.explore(gain, **sliders, weights_and_slots=(0, 2000, 50))
+
+# %% [markdown]
+# ### What it silently breaks
+#
+# A segment runs twice. Whatever draws a random number or changes a variable in the forward pass does so twice: dropout
+# draws a *second mask*, and the gradient then belongs to a network that never made the prediction.
+
+
+# %%
+def twice(batch=64):
+    x = tf.ones((batch, WIDTH))
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    norm.build((None, WIDTH))
+    drop = keras.layers.Dropout(0.5)
+
+    def same_mask(function):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return float(tf.reduce_mean(tf.cast((y != 0) == (tape.gradient(y, x) != 0), tf.float32)))
+
+    def moved(function):
+        norm.moving_mean.assign(tf.zeros(WIDTH))
+        with tf.GradientTape() as tape:
+            y = function(x)
+        tape.gradient(y, norm.trainable_variables)
+        return float(norm.moving_mean[0])
+
+    dropout, batch_norm = lambda x: drop(x, training=True), lambda x: norm(x, training=True)
+    masks = [same_mask(function) for function in (dropout, tf.recompute_grad(dropout))]
+    return masks, [moved(function) for function in (batch_norm, tf.recompute_grad(batch_norm))]
+
+
+masks, means = lab.measure(twice, label="state inside a segment").value
+print("dropout: outputs and gradients that agree on what was dropped:")
+print("plain {:.2f}, recomputed {:.2f}".format(*masks))
+print("batch normalization: moving mean after one step, momentum 0.5, from 0 towards 1:")
+print("plain {:.2f}, recomputed {:.2f}".format(*means))
+
+# %% [markdown]
+# Keep such layers between the segments, or hand dropout a fixed seed (exercise 2).
+#
+# ## Verdict
+
+# %%
+lab.verdict(
+    "C13",
+    "fails",
+    published=unbounded.peak_mib,
+    keras=keras_step.peak_mib,
+    segments=fix.peak_mib,
+    products=products,
+    ordinary_products=3 * layers - 1,
+    products_in_segments=with_segments,
+)
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** Predict for gelu. Use `kept`, measured above, to find the number of segments out of `COUNTS` for which the
+# predicted peak is smallest. Your number is then run.
+
+
+# %%
+def best_segments(depth, kept_per_layer):
+    # BEGIN SOLUTION
+    return min(COUNTS, key=lambda k: predicted_segments(k, depth, kept_per_layer))
+    # END SOLUTION
+
+
+# %%
+def peak_of(k):
+    return table(lab.measure(sweep, "gelu", [k], [], BATCH, label="gelu")).loc[("eager", k), "MiB"]
+
+
+check.best_segments(best_segments, COUNTS, predicted_segments, DEPTH, kept, peak_of)
+
+
+# %% tags=["right"]
+def best_segments(depth, kept_per_layer):
+    ideal = (kept_per_layer * depth) ** 0.5
+    near = sorted(COUNTS, key=lambda k: abs(k - ideal))[:2]
+    peaks = {k: k + kept_per_layer * depth / k for k in near}
+    return min(peaks, key=peaks.get)
+
+
+# %% tags=["wrong"]
+# says: does your answer use what it is given
+def best_segments(depth, kept_per_layer):
+    return 9
+
+
+# %% tags=["wrong"]
+# says: another number needs
+def best_segments(depth, kept_per_layer):
+    return min(COUNTS, key=lambda k: abs(k - depth**0.5))
+
+
+# %% tags=["wrong"]
+# says: is none of
+def best_segments(depth, kept_per_layer):
+    return round((kept_per_layer * depth) ** 0.5) + 1
+
+
+# %% [markdown]
+# **2.** Dropout that may be recomputed. Write a function of `x` **and a seed** that drops half of `x`, always the same
+# half for the same seed. The caller draws a new seed each step, outside the segment.
+
+
+# %%
+def seeded_dropout(x, seed):
+    # BEGIN SOLUTION
+    return tf.nn.experimental.stateless_dropout(x, rate=0.5, seed=seed)
+    # END SOLUTION
+
+
+# %%
+check.seeded_dropout(seeded_dropout, WIDTH)
+
+
+# %% tags=["right"]
+def seeded_dropout(x, seed):
+    return tf.where(tf.random.stateless_uniform(tf.shape(x), seed) < 0.5, 0.0, 2 * x)
+
+
+# %% tags=["wrong"]
+# says: drawn anew
+def seeded_dropout(x, seed):
+    return tf.nn.dropout(x, rate=0.5)
+
+
+# %% tags=["wrong"]
+# says: two seeds give the same mask
+def seeded_dropout(x, seed):
+    return tf.nn.experimental.stateless_dropout(x, rate=0.5, seed=[1, 2])
+
+
+# %% tags=["wrong"]
+# says: not half
+def seeded_dropout(x, seed):
+    return tf.nn.experimental.stateless_dropout(x, rate=0.2, seed=seed)
+
+
+# %% [markdown]
+# **3.** Uneven segments. While segment `i` is recomputed, the checkpoints behind it are gone already. So early segments
+# may be longer than late ones. Return the lengths of your segments, first to last, so that 36 layers need less than
+# with 6 equal segments. First the arithmetic, then your lengths are run.
+
+
+# %%
+def predicted_uneven(lengths):
+    """MiB: at segment i (from 1) i checkpoints, its outputs, 4 in passing, and the last output."""
+    many = len(lengths)
+    return max(i + length + 4 + (i < many) for i, length in enumerate(lengths, start=1)) * one
+
+
+def run_lengths(lengths, batch):
+    layers, head, weights = built_layers("relu")
+    x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
+    step = gradient_step(in_segments(layers, lengths), head, weights)
+    with lab.phase("step"):
+        step(x, y)
+
+
+# %%
+def uneven_lengths():
+    # BEGIN SOLUTION
+    return [8, 7, 6, 5, 4, 3, 2, 1]
+    # END SOLUTION
+
+
+# %%
+def uneven_peak(lengths):
+    return lab.measure(run_lengths, lengths, BATCH, label="uneven").phase("step").rise_mib
+
+
+check.uneven_lengths(uneven_lengths, DEPTH, predicted_uneven, uneven_peak, eager[6])
+
+
+# %% tags=["right"]
+def uneven_lengths():
+    return (8, 7, 6, 5, 4, 3, 3)
+
+
+# %% tags=["wrong"]
+# says: first ones longer
+def uneven_lengths():
+    return [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+# %% tags=["wrong"]
+# says: first ones longer
+def uneven_lengths():
+    return [6, 6, 6, 6, 6, 6]
+
+
+# %% tags=["wrong"]
+# says: layers together
+def uneven_lengths():
+    return [8, 7, 6, 5, 4]
