@@ -159,6 +159,19 @@ def test_numpy_beyond_the_outside_budget_is_a_memory_error():
     assert result.process_peak_mib < 600
 
 
+@pytest.mark.parametrize("library, cause", [("numpy", Cause.MEMORY), ("tensorflow", Cause.OOM)])
+def test_what_runs_out_inside_a_generator_of_a_pipeline_is_told_as_outside_of_it(library, cause):
+    def greedy():
+        import tensorflow as tf
+
+        def rows():
+            yield np.ones(2**28)[:1] if library == "numpy" else tf.ones(2**28)[:1]  # 2 GiB, 1 GiB
+
+        return len(list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec([1]))))
+
+    assert run(greedy, budget="64 MiB", outside="512 MiB").error.cause is cause
+
+
 def test_an_expected_failure_that_does_not_come_fails():
     def modest():
         return 1

@@ -296,6 +296,10 @@ def test_a_plot_of_bars_names_every_bar_and_the_largest():
         words(lambda axes: (axes.barh(0, 4), axes.barh(0, 3, left=4, hatch="/"), axes.set_yticks([])))
         == "Plot. 0 to 4; hatched: 4 to 7"
     )
+    assert (
+        words(lambda axes: (axes.bar("a", 2), axes.errorbar("a", 2, yerr=1, fmt="none", label="spread")))
+        == "Plot. a = 2"
+    ), "bars of error alone have no points to tell"
 
 
 def test_an_empty_figure_does_not_stop_a_lab():

@@ -49,9 +49,9 @@ def _graded(answer, wanted, sizes, label):
     """The arm's result, when the answer has the loop's sum and gradient."""
     done = try_out(_both, answer, wanted, *sizes, label=label)
     value, gradient = done.value
-    assert value < 1e-3, f"the sum differs from the loop's, it is off by {value:.1%} of its largest entry."
+    assert value < 1e-4, f"the sum differs from the loop's, it is off by {value:.1%} of its largest entry."
     assert gradient is not None, "the weight gets no gradient: somewhere on the way its tensors leave the tape."
-    assert gradient < 1e-3, f"the sum is right, the gradient of the weight differs by {gradient:.1%}."
+    assert gradient < 1e-4, f"the sum is right, the gradient of the weight differs by {gradient:.1%}."
     return done
 
 
@@ -70,7 +70,7 @@ def terms(answer, batch, units, times):
     """answer(x, w) is the sum of `times` different products; a training step may hold a few of them."""
     done = _graded(answer, _loop, (batch, units, times), "your answer to 1")
     used = done.phase("your answer").peak_mib / tensor_mib((batch, units))
-    assert used < 10, f"a training step holds {used:.0f} products at once: the terms are still made one by one."
+    assert used < 10, f"a training step holds {used:.0f} products at once: no term need be made by itself."
 
 
 @exercise(

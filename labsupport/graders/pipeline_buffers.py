@@ -5,14 +5,14 @@ import time
 from numbers import Real
 from pathlib import Path
 
-from labsupport.lesson.exercises import exercise, try_out
+from labsupport.lesson.exercises import exercise, no_dataset, try_out
 
-_COUNT = 256  # images: as many as there are shades of grey, which tell them apart
+_COUNT = 250  # images: shades of grey tell them apart; no multiple of a batch, so that a last, shorter one is due
 _STEP = 0.01  # seconds of pause behind each batch, in which the buffers fill
 
 
-def _two_epochs(answer):
-    """An arm: the orders in which answer(paths) gives 256 even images, two epochs as lists of batches of their numbers."""
+def _two_epochs(answer, image_mib):
+    """An arm: the orders in which answer(paths) gives even images, two epochs as lists of batches of their numbers."""
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -22,8 +22,8 @@ def _two_epochs(answer):
             shade = tf.fill([16, 16, 3], tf.constant(number, tf.uint8))
             Path(paths[-1]).write_bytes(tf.io.encode_jpeg(shade, quality=100).numpy())
         dataset, epochs = answer(paths), []
-        if not isinstance(dataset, tf.data.Dataset):
-            return f"tidy() returns {type(dataset).__name__} and not a dataset."
+        if told := no_dataset(dataset, "batches of images"):
+            return told
         for _ in range(2):
             epochs.append([])
             for batch in dataset:
@@ -31,8 +31,12 @@ def _two_epochs(answer):
                     return (
                         f"the dataset gives {getattr(batch, 'shape', type(batch).__name__)}, and not batches of images."
                     )
+                if tf.size(batch[0]).numpy() * 4 / 2**20 != image_mib:
+                    return f"an image has the shape {batch.shape[1:]}, and is not as load() makes it."
                 shades = tf.reduce_mean(tf.cast(batch, tf.float32), [1, 2, 3]).numpy()
                 epochs[-1].append([int(round(float(shade))) for shade in shades])
+                if sum(map(len, epochs[-1])) > _COUNT:
+                    return f"an epoch gives more than the {_COUNT} images that there are, and perhaps never ends."
                 time.sleep(_STEP)
     return epochs
 
@@ -44,7 +48,7 @@ def _two_epochs(answer):
 )
 def tidy(answer, image_mib, batch):
     """answer(paths) is a dataset of all images, mixed over their whole number in each epoch, that holds few of them."""
-    done = try_out(_two_epochs, answer, label="your answer to 1")
+    done = try_out(_two_epochs, answer, image_mib, label="your answer to 1")
     for batches in done.value:
         order = [number for numbers in batches for number in numbers]
         assert sorted(order) == list(range(_COUNT)), (

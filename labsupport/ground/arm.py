@@ -435,7 +435,9 @@ def _told(raised, log, result):
     if raised.cause is Cause.OOM:
         message = explain_oom(raised.message, log, result.budget)
     elif raised.cause is Cause.MEMORY:
-        why = raised.message or "MemoryError"
+        why = (
+            raised.message.partition("\nTraceback ")[0] or "MemoryError"
+        )  # of Python inside tf.data comes with its own
         message = f"Out of memory outside TensorFlow's allocator ({why}): the process may add no more"
     elif raised.cause is Cause.NO_VALUE:
         message = raised.message

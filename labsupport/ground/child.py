@@ -9,6 +9,7 @@ import ctypes
 import gc
 import linecache
 import os
+import re
 import select
 import signal
 import struct
@@ -21,6 +22,7 @@ STATUS = struct.Struct("<i")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _MOST_FRAMES = 40  # of a traceback, from either end; a reader wants fewer
+_FROM_PYTHON = re.compile(r"(\w+Error): .*?\nTraceback \(most recent call last\):", re.DOTALL)
 _ENDLESS = 2_000  # nested calls: twice Python's own limit, which the function must have raised
 
 
@@ -108,6 +110,18 @@ def _frames(trace):
     return [Frame(sendable(code.co_filename), line, sendable(code.co_name)) for code, line in shown], len(calls)
 
 
+def _kinds(error, message):
+    """The names of an exception's classes.
+
+    What Python raised inside tf.data or py_function comes in an error of TensorFlow's own, which has the name and the
+    traceback of the other one as text, and a class that misleads: that of the allocator for NumPy's MemoryError, and
+    UnknownError for the allocator's (tensorflow/python/lib/core/py_func.cc).
+    """
+    names = {base.__name__ for base in type(error).__mro__}
+    inside = "OpError" in names and _FROM_PYTHON.search(message)
+    return {inside[1]} if inside else names
+
+
 def _raised(error, setup=False):
     """The record of an exception."""
     from labsupport.ground.record import Cause, Raised, sendable
@@ -118,9 +132,10 @@ def _raised(error, setup=False):
         message = sendable(error)
     except Exception:  # an exception whose text cannot be made
         message = "its text cannot be shown"
-    if any(base.__name__ == "ResourceExhaustedError" for base in kind.__mro__):
+    kinds = _kinds(error, message)
+    if "ResourceExhaustedError" in kinds:
         cause = Cause.OOM
-    elif isinstance(error, MemoryError):
+    elif any(name.endswith("MemoryError") for name in kinds):  # NumPy has one of its own
         cause = Cause.MEMORY
         if setup:
             message = "its arguments, when they were unpacked, need more than outside=… allows" + (

@@ -14,6 +14,7 @@ _ON_LINES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1} 
 _ROOM = 1.12  # above the highest curve, for the words on it
 _WAITED = 3  # seconds without a change before an OOM; below that a picture is to scale
 _BEYOND = 1.05  # times its budget: an arm whose log does not tell what it asked for wanted more than there was
+_FARTHEST = 2  # budgets: an arm that wanted more has its cross here, or the curves would lie on the axis
 _NAMED = 0.05  # of the time axis that a phase must take; in a narrower one its name would overlap with the next
 
 
@@ -35,29 +36,32 @@ def _without_wait(result, curve):
 
 
 def _curves(axes, results, story):
-    """The memory curves of all arms on one pair of axes, and a cross where one of them died."""
+    """The memory curves of all arms on one pair of axes, and a cross where one of them died.
+
+    The cross of an arm that ran out of memory stands at what it wanted: what it held may be let go by then.
+    """
     ends = []
     for index, result in enumerate(results):
         curve, wait = getattr(result, story), 0.0
         if len(results) > 1:
             curve, wait = _without_wait(result, curve)
         if curve:
-            axes.plot(*_megabytes(curve), label=for_matplotlib(result.label), **style(index))
+            cut = f" ({wait:.0f} s of waiting cut)" if wait else ""
+            axes.plot(*_megabytes(curve), label=for_matplotlib(result.label) + cut, **style(index))
             if not result.ok:
-                ends.append(
-                    (
-                        *curve[-1],
-                        style(index)["color"],
-                        result.outcome + (f", after {wait:.0f} s of waiting" if wait else ""),
-                    )
-                )
+                at, words = curve[-1][1], result.outcome
+                if story == "tensors" and _ran_out(result):
+                    wanted, most = _wanted(result), _FARTHEST * result.budget
+                    at, words = min(wanted, most), words + f", wanted {wanted / MIB:,.0f} MiB" * (wanted > most)
+                ends.append((*curve[-1], at, style(index)["color"], words))
     middle = 0.5 * axes.get_xlim()[1]
-    for seconds, size, colour, words in ends:
-        axes.plot(seconds, size / MIB, "X", color=colour, ms=11, mec="black", zorder=5)
+    for seconds, size, at, colour, words in ends:
+        axes.plot([seconds, seconds], [size / MIB, at / MIB], ":", color=colour, lw=1.5)
+        axes.plot(seconds, at / MIB, "X", color=colour, ms=11, mec="black", zorder=5)
         left, side = (-10, "right") if seconds > middle else (10, "left")
         axes.annotate(
             words,
-            (seconds, size / MIB),
+            (seconds, at / MIB),
             xytext=(left, -6),
             textcoords="offset points",
             va="top",
@@ -128,9 +132,8 @@ def _bars(axes, results, story):
                 axes.barh(index, (tip - peak) / MIB, 0.7, left=peak / MIB, fill=False, edgecolor=colour, ls=":", lw=1.5)
         if end is not None and result.ok:
             axes.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
-        words = (
-            "unavailable" if peak is None else f" {peak / MIB:,.1f}" + ("" if result.ok else f"+ ({result.outcome})")
-        )
+        words = " unavailable" if peak is None else f" {peak / MIB:,.1f}" + "+" * (not result.ok)
+        words += "" if result.ok else f" ({result.outcome})"
         axes.annotate(words, (tip / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES)
     if story == "tensors":
         for budget in {result.budget for result in results if result.budget_given}:

@@ -110,7 +110,7 @@ def _axes_words(axes):
     ]
     errorbars = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
     labelled = [(line, line.get_label()) for line in axes.get_lines()]
-    labelled += [(container.lines[0], container.get_label()) for container in errorbars]
+    labelled += [(container.lines[0], container.get_label()) for container in errorbars if container.lines[0]]
     labelled = [(line, label) for line, label in labelled if not label.startswith("_")]
     parts += _bar_words(axes) + [_line_words(line, axes, label) for line, label in labelled]
     ends = {label: line.get_data(orig=False)[1][-1] for line, label in labelled if len(line.get_xdata()) > 2}
