@@ -66,6 +66,18 @@ def in_step(book, path):
     return facts(nbformat.read(path, as_version=4)) == facts(book)
 
 
+def keep_outputs(book, path):
+    """Take over what the committed notebook's last run left, if its code is the same and only text has changed."""
+    if not path.exists():
+        return
+    committed = nbformat.read(path, as_version=4)
+    kept, code = ([cell for cell in b.cells if cell.cell_type == "code"] for b in (committed, book))
+    if [cell.source for cell in kept] == [cell.source for cell in code]:
+        book.metadata = committed.metadata
+        for cell, before in zip(code, kept):
+            cell.outputs, cell.execution_count = before.outputs, before.execution_count
+
+
 def without_markup(book):
     """Drop from every picture its copy as HTML, which only JupyterLab needs; see bundle() in labsupport/showing/words.py."""
     for cell in book.cells:
@@ -137,7 +149,9 @@ def main():
                 print(f"running {source.stem} …", flush=True)
                 execute(book)
             elif in_step(book, path):
-                continue  # keep the outputs of the last run
+                continue
+            elif not solved:
+                keep_outputs(book, path)
             stale.append(path)
             if not options.check:
                 nbformat.write(book, path)
