@@ -30,6 +30,7 @@ SAMPLER = [
     from labsupport.ground.record import Cause
     from labsupport.ground.result import ArmError, ArmResult
     from labsupport.lesson import claims
+    from labsupport.lesson.exercises import exercise
     from labsupport.showing.live import NotebookPlot
     from labsupport.showing.palette import FIGURES
     from labsupport.showing.words import describe_plots
@@ -45,10 +46,13 @@ SAMPLER = [
     """,
     """
     print(my_guess.against(200.0))
-    with lab.exercise(1, "halve it"):
-        assert 1 < 2
-    with lab.exercise(2, "Cast inside the mapped function with tf.cast(image, tf.uint8), then cache(), then batch; cast back."):
-        assert 2 < 1, "the peak is still 2 MiB"
+    exercise(1, "halve it")(lambda answer: answer)(1)
+
+    @exercise(2, "Cast inside the mapped function with tf.cast(image, tf.uint8), then cache(), then batch; cast back.")
+    def check(answer):
+        assert answer < 1, "the peak is still 2 MiB"
+
+    check(2)
     words = {"claim": "It helps.", "because": "So it is.", "flips": "Never.", "unit": "MiB"}
     words["tests"] = {"the first": "a_long_name_of_a_figure > 1", "the second": "a_long_name_of_a_figure > 2"}
     claims.claims = lambda: {"C01": words}
@@ -161,10 +165,10 @@ def tab_to(page, selector):
 def test_keys_alone_make_a_guess_and_move_a_slider(sampler, page):
     activate(page, 1)
     page.keyboard.press("Escape")  # from wherever the focus is into the notebook
-    box = tab_to(page, "input[type=number]")
-    page.keyboard.press("Control+A")
-    page.keyboard.type("250")
-    assert box.input_value() == "250"
+    tab_to(page, ".widget-text input")
+    page.keyboard.type("0.25 GiB")
+    page.keyboard.press("Enter")
+    wait_for(lambda: sampler.nth(1).get_by_text("Noted: 256 MiB").is_visible(), 10, "what the box took")
     slider = tab_to(page, "[role=slider]")
     answer = sampler.nth(2).locator("pre").last
     assert answer.inner_text().startswith("400 images of float32: 200.0 MiB")
@@ -177,13 +181,14 @@ def test_keys_alone_make_a_guess_and_move_a_slider(sampler, page):
     tab_to(page, "select")
     page.keyboard.type("u")
     wait_for(lambda: "of uint8" in answer.inner_text(), 10, "the answer to another choice in the menu")
-    tab_to(page, "summary")
-    page.keyboard.press("Enter")
-    assert sampler.nth(4).get_by_text("a traceback", exact=True).is_visible()
+    for cell, folded in ((3, "Cast inside the mapped function"), (4, "a traceback")):
+        tab_to(page, "summary")
+        page.keyboard.press("Enter")
+        assert sampler.nth(cell).get_by_text(folded).first.is_visible()
     activate(page, 3)
     page.keyboard.press("Escape")
     page.keyboard.press("Control+Enter")
-    wait_for(lambda: "250 MiB" in sampler.nth(3).locator(".jp-OutputArea").inner_text(), 10, "the guess in the kernel")
+    wait_for(lambda: "256 MiB" in sampler.nth(3).locator(".jp-OutputArea").inner_text(), 10, "the guess in the kernel")
 
 
 def test_all_that_we_show_is_accessible_and_fits(sampler, page):
@@ -300,6 +305,14 @@ def test_a_plot_of_bars_names_every_bar_and_the_largest():
         words(lambda axes: (axes.bar("a", 2), axes.errorbar("a", 2, yerr=1, fmt="none", label="spread")))
         == "Plot. a = 2"
     ), "bars of error alone have no points to tell"
+
+
+def test_marks_in_named_rows_are_told_by_row():
+    def draw(axes):
+        axes.plot([3, 1, 2], [0.1, -0.1, 0], "o")
+        axes.set_yticks([0, 1], ["padded", "sliced"])
+
+    assert words(draw) == "Plot. padded: 3 marks from 1 to 3"
 
 
 def test_an_empty_figure_does_not_stop_a_lab():

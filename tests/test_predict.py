@@ -136,3 +136,31 @@ def test_a_guess_is_set_beside_the_measurement():
     )
     assert Guess("How much?", 0.0).against(100.0).startswith("No guess was made")
     assert Guess("How much?", 50.0).against(None).endswith("unavailable here.")
+
+
+@pytest.mark.parametrize(
+    "typed, noted",
+    [
+        ("460", 460),
+        ("0.5 GiB", 512),
+        ("2 GB", 2e9 / 2**20),
+        ("1,200 MB", 1.2e9 / 2**20),
+        ("-5", 50),
+        ("much", 50),
+        ("", 50),
+    ],
+)
+def test_a_guess_is_read_with_its_unit_and_told_and_kept_when_the_cell_runs_again(typed, noted):
+    first = Guess(f"{typed}?", 50.0)
+    box, said = first.box.children[1:]
+    box.value = typed
+    assert first.mib == pytest.approx(noted) and f"Noted: {noted:,.4g} MiB" in said.value
+    assert ("Not a size" in said.value) == (typed in ("-5", "much", ""))
+    assert Guess(f"{typed}?", 0.0).mib == (0 if "Not a size" in said.value else pytest.approx(noted))
+
+
+def test_who_has_not_guessed_is_asked_once_before_the_answer(monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "labs/01_image_stacking.ipynb")
+    learner = Guess("Left open?", 0.0)
+    assert "100" not in learner.against(100.0)
+    assert learner.against(100.0).startswith("No guess was made; measured were 100.0 MiB")

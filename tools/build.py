@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import jupytext
@@ -123,6 +124,13 @@ def catalogue():
     """The text of data/labs.json."""
     sources = sorted(SOURCES.glob("[0-9]*.py"))
     labs = {source.stem[3:]: {"number": source.stem[:2], **described(source)} for source in sources}
+    names = {source.stem[3:]: set(re.findall(r"\b(?:tf|keras)(?:\.\w+)+", source.read_text())) for source in sources}
+    used = Counter(name for found in names.values() for name in found)
+    for (
+        slug,
+        found,
+    ) in names.items():  # of TensorFlow's names those that one or two labs use: they tell what it is about
+        labs[slug]["names"] = sorted(name for name in found if used[name] <= 2)
     return json.dumps(labs, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,12 +1,16 @@
 """Which lab for which trouble: a search over what the labs and data/map.toml say, as a table and behind a box to type into."""
 
-import difflib
 import html
-import math
 import re
 from functools import cache
+from typing import NamedTuple
 
-from labsupport.lesson.catalogue import labs
+import bm25s
+import snowballstemmer
+from bm25s.stopwords import STOPWORDS_EN
+from rapidfuzz import fuzz, process
+
+from labsupport.lesson.catalogue import labs, synonyms
 from labsupport.showing.cards import show_widget, template
 
 # A still table, which stays in the saved notebook. JupyterLab sets tables to the right, as for numbers.
@@ -23,59 +27,111 @@ _TABLE = template(
     "{% endfor %}</tbody></table>"
 )
 
-# Chosen so that the symptoms in tests/test_guide.py find their labs.
-_ALIKE = 0.8  # difflib's likeness of a misspelt word: one wrong letter in five, "retrcing" for "retracing"
+_NOTHING = template(
+    '<p>Nothing fits well. Begin with <a href="{{ lab.name }}.ipynb">{{ lab.title }}</a>, or let the doctor look at your '
+    "script, in a terminal: <code>python -m labsupport doctor your_script.py</code>{{ '. The nearest:' if nearest }}</p>"
+)
+
+# Chosen on one half of tests/symptoms.csv; the test reports the other half.
+_ALIKE = 84  # rapidfuzz's ratio of a misspelt word, in per cent: one wrong letter in six, "retrcing" for "retracing"
 _WORTH_SHOWING = 0.5  # of the best score: a lab that shares less with the query is about another trouble
+_WHOLE = 0.5  # what a lab's score as a whole counts beside that of its best phrase
+_FITS, _MANY = 0.75, 5  # score of the best phrase a word of the query, of at most five: below, nothing fits well
+_LONGEST_NUMBER = 3  # digits that can mean something, as those of exit code 137; sizes and addresses do not
+_NOT_TELLING = {
+    *STOPWORDS_EN,
+    *"i my me we you do does did am has have had how what when why which can could from".split(),
+}
+_stem = snowballstemmer.stemmer("english").stemWord
+
+
+def _pieces(text):
+    """Stems of all words; those of an identifier such as MultiHeadAttention or GPU_0_bfc, and the whole of it."""
+    found = []
+    for name in re.findall(r"\w+", text):
+        parts = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", " ", name).lower().split()
+        found += [_stem(part) for part in parts] + [_stem("".join(parts))] * (len(parts) > 1)
+    return found
+
+
+@cache
+def _synonyms():
+    """(a pattern of everything that has a synonym, {what it finds: the first of its row}), as stems."""
+    rows = [[" ".join(_pieces(phrase)) for phrase in row] for row in synonyms()]
+    meaning = {phrase: row[0] for row in rows for phrase in row}
+    longest_first = sorted(meaning, key=len, reverse=True)
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b"), meaning
 
 
 def _words(text):
-    """Words without their commonest endings: "growing" and "grows" are the same as "grow"; numbers say nothing."""
+    """What a text is looked up by: stems without stop words and sizes, of synonyms the first."""
+    pattern, meaning = _synonyms()
+    text = pattern.sub(lambda match: meaning[match[0]], " ".join(_pieces(text)))
     return [
-        re.sub(r"(?:ing|es|ed|s)$", "", word) if len(word) > 4 else word
-        for word in re.findall(r"[a-z][a-z0-9]*", text.lower())
+        word
+        for word in text.split()
+        if word not in _NOT_TELLING and not (word.isdigit() and len(word) != _LONGEST_NUMBER)
     ]
 
 
 @cache
-def _phrases():
-    """[(lab, phrase, its words)] of all that a lab can be found by."""
-    return [
-        (lab, phrase, frozenset(_words(phrase)))
-        for lab in labs().values()
-        for phrase in (lab.symptom, lab.title, *lab.symptoms)
+def _index():
+    """([(lab, phrase)] of all that a lab can be found by, a BM25 index of them, one of the labs as wholes, the vocabulary)."""
+    phrases = [
+        (lab, phrase) for lab in labs().values() for phrase in (lab.symptom, lab.title, *lab.symptoms, *lab.names)
     ]
+    words = [_words(phrase) for _, phrase in phrases]
+    whole = {}
+    for (lab, _), found in zip(phrases, words):
+        whole.setdefault(lab, []).extend(found)
+    of_phrases, of_labs = bm25s.BM25(), bm25s.BM25()
+    of_phrases.index(words, show_progress=False)
+    of_labs.index(list(whole.values()), show_progress=False)
+    return phrases, of_phrases, of_labs, set().union(*words)
+
+
+def _known(word, vocabulary, typing):
+    """The words of the vocabulary that a word stands for: itself, while it is typed those it begins, or one much alike."""
+    if word in vocabulary or word.isdigit():
+        return [word]
+    if typing and (begun := [known for known in vocabulary if len(word) > 2 and known.startswith(word)]):
+        return begun
+    alike = process.extractOne(word, vocabulary, scorer=fuzz.ratio, score_cutoff=_ALIKE) if len(word) > 3 else None
+    return [alike[0]] if alike else []
+
+
+class Found(NamedTuple):
+    """What a search found. rows: [(lab, up to two of its phrases that fit best)], best first. well: whether the best one does."""
+
+    rows: list
+    well: bool
 
 
 def search(query):
-    """[(lab, up to two of its phrases that fit best)], best first; all labs with their first symptom for a query without words.
+    """The labs for a query, as Found; all labs with their first symptom for a query without words.
 
-    A phrase scores by the words it shares with the query, a rare one more than a common one. Typed halfway, a word
-    counts for those that it begins; misspelt, for the one most like it.
+    A lab counts by its best phrase, and by half as much as a whole, each by BM25 (Robertson and Zaragoza, 2009).
     """
-    vocabulary = set().union(*(words for _, _, words in _phrases()))
-    fits = []
-    for typed in dict.fromkeys(_words(query)):
-        alike = {word for word in vocabulary if word.startswith(typed) or (len(word) > 3 and typed.startswith(word))}
-        alike = alike or set(difflib.get_close_matches(typed, vocabulary, 1, _ALIKE))
-        count = sum(bool(alike & words) for _, _, words in _phrases())
-        if count:
-            fits.append((alike, math.log(1 + len(_phrases()) / count)))
-    if not _words(query):
-        return [(lab, [lab.symptom]) for lab in labs().values()]
-    scored = {}
-    for lab, phrase, words in _phrases():
-        score = round(sum(weight for alike, weight in fits if alike & words), 6)
-        # Of two that have the same words, the one that has them in the same order; else the shorter one.
-        scored.setdefault(lab, []).append((score, query.strip().lower() in phrase.lower(), -len(words), phrase))
-    best = {lab: sorted(found, reverse=True) for lab, found in scored.items()}
-    top = max(found[0][0] for found in best.values())
-    fitting = [lab for lab in best if best[lab][0][0] > _WORTH_SHOWING * top]
-    fitting.sort(key=lambda lab: best[lab][0][:3], reverse=True)
-    alike = {
-        lab: [phrase for score, *_, phrase in best[lab] if score == best[lab][0][0] and phrase != lab.title]
-        for lab in fitting
-    }
-    return [(lab, alike[lab][:2] or [lab.symptom]) for lab in fitting]
+    words = list(dict.fromkeys(_words(query)))
+    if not words:
+        return Found([(lab, [lab.symptom]) for lab in labs().values()], True)
+    phrases, of_phrases, of_labs, vocabulary = _index()
+    known = list(dict.fromkeys(found for word in words for found in _known(word, vocabulary, word is words[-1])))
+    if not known:
+        return Found([], False)
+    fits = {}
+    for (lab, phrase), score in zip(phrases, of_phrases.get_scores(known).tolist()):
+        fits.setdefault(lab, []).append((score, phrase))
+    best = {lab: sorted(found, key=lambda fit: -fit[0]) for lab, found in fits.items()}
+    score = {lab: best[lab][0][0] + _WHOLE * whole for lab, whole in zip(best, of_labs.get_scores(known).tolist())}
+    ranked = sorted(score, key=lambda lab: -score[lab])
+    least = _WORTH_SHOWING * score[ranked[0]]
+    rows = []
+    for lab in ranked:
+        if score[lab] > least:
+            alike = [phrase for fit, phrase in best[lab][:2] if fit > least and phrase != lab.title]
+            rows.append((lab, alike or [lab.symptom]))
+    return Found(rows, max(found[0][0] for found in best.values()) >= _FITS * min(len(words), _MANY))
 
 
 def link(lab, words):
@@ -85,11 +141,14 @@ def link(lab, words):
 
 def table(query):
     """The labs that fit as HTML, with links for a page in labs/."""
-    found = search(query)
-    if not found:
-        return "<p>No lab mentions any of these words. Try the first line of the error message, or one word of it.</p>"
-    count = f"{len(found)} of {len(labs())} labs, the best fit first" if query.strip() else f"all {len(labs())} labs"
-    return _TABLE.render(count=count, found=found, labs=labs())
+    found, well = search(query)
+    text = "" if well else _NOTHING.render(lab=labs()["reading_an_oom"], nearest=bool(found))
+    if found:
+        count = (
+            f"{len(found)} of {len(labs())} labs, the best fit first" if query.strip() else f"all {len(labs())} labs"
+        )
+        text += _TABLE.render(count=count, found=found, labs=labs())
+    return text
 
 
 def find_lab(query=""):

@@ -13,7 +13,7 @@ from labsupport.ground.files import data_file, notebook_file
 class Lab:
     """What a lab says about itself, and what data/map.toml adds (symptoms, needs).
 
-    slug: its name in code, such as "leaks_over_epochs"; numbers are for readers. needs: slugs of labs.
+    names: TensorFlow's own that hardly another lab uses. slug: its name in code, such as "leaks_over_epochs"; numbers are for readers. needs: slugs of labs.
     """
 
     slug: str
@@ -23,6 +23,7 @@ class Lab:
     time: str
     claims: tuple
     exercises: tuple
+    names: tuple
     symptoms: tuple
     needs: tuple
 
@@ -33,9 +34,19 @@ class Lab:
 
 
 @cache
+def _map():
+    return tomllib.loads(data_file("map.toml").read_text())
+
+
+def synonyms():
+    """[["OOM", "out of memory", …], …]: what means the same in a symptom, from data/map.toml."""
+    return _map()["synonyms"]
+
+
+@cache
 def labs():
     """{"image_stacking": Lab} in the order of their numbers."""
-    more = tomllib.loads(data_file("map.toml").read_text())
+    more = _map()
     facts = json.loads(data_file("labs.json").read_text())
     as_tuples = lambda table: {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return {slug: Lab(slug, **as_tuples(facts[slug] | more[slug])) for slug in facts}

@@ -65,6 +65,15 @@ def _line_words(line, axes, label):
     return words
 
 
+def _marks_words(axes):
+    """Marks without a line or a label, in rows that have names: of each row how many, and between which values."""
+    for line in axes.get_lines():
+        names = _names(axes)
+        if names and line.get_label().startswith("_") and line.get_linestyle() == "None":
+            x, y = (np.asarray(values, dtype=float) for values in line.get_data(orig=False))
+            yield f"{_named(names, y.mean())}: {len(x)} marks from {x.min():.4g} to {x.max():.4g}"
+
+
 def _bar_names(axes, flat):
     """{place: words} of the axis that bars stand on. Ticks set by hand name the bars even where they are numbers."""
     axis = axes.yaxis if flat else axes.xaxis
@@ -112,7 +121,7 @@ def _axes_words(axes):
     labelled = [(line, line.get_label()) for line in axes.get_lines()]
     labelled += [(container.lines[0], container.get_label()) for container in errorbars if container.lines[0]]
     labelled = [(line, label) for line, label in labelled if not label.startswith("_")]
-    parts += _bar_words(axes) + [_line_words(line, axes, label) for line, label in labelled]
+    parts += [*_bar_words(axes), *_marks_words(axes), *(_line_words(line, axes, label) for line, label in labelled)]
     ends = {label: line.get_data(orig=False)[1][-1] for line, label in labelled if len(line.get_xdata()) > 2}
     if len(ends) > 1:
         parts.append(f"highest at the end: {max(ends, key=ends.get)}")
