@@ -12,27 +12,47 @@ class _Held:
 
 
 def _step_up_to(largest, calls, left):
-    """A stand-in for a step that has room for `largest` rows. left: notes whether the call that failed before is alive."""
+    """A stand-in for a step that has room for `largest` rows. left: notes whether the call that failed before is alive.
+
+    It ends well after fifty calls, or for no rows at all: an error could be caught, and the answer go on for ever.
+    """
     import tensorflow as tf
 
     failed = []
 
     def step(batch):
-        assert len(calls) < 50, "after fifty tries it still goes on: does the batch get smaller?"
         calls.append(batch)
         left.extend(batch for held in failed if held() is not None)
         tensors = _Held()
-        if batch > largest:
+        if batch > largest and batch >= 1 and len(calls) < 50:
             failed.append(weakref.ref(tensors))
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
 
     return step
 
 
-def _broken_step(batch):
+def _broken_step(calls):
     import tensorflow as tf
 
-    raise tf.errors.InvalidArgumentError(None, None, "Matrix size-incompatible")
+    def step(batch):
+        calls.append(batch)
+        if len(calls) < 50:
+            raise tf.errors.InvalidArgumentError(None, None, "Matrix size-incompatible")
+
+    return step
+
+
+def _tried(answer, largest, batch):
+    """What answer(step, batch) returns with room for `largest` rows, the sizes it tried, and what was left of a failed try."""
+    import tensorflow as tf
+
+    calls, left = [], []
+    try:
+        found = answer(_step_up_to(largest, calls, left), batch)
+    except tf.errors.ResourceExhaustedError:
+        raise AssertionError("step's ResourceExhaustedError got through: nothing caught it.") from None
+    assert len(calls) < 50, "after fifty tries it still goes on: does the batch get smaller, and does it stop at 1?"
+    return found, calls, left
 
 
 @exercise(
@@ -44,8 +64,7 @@ def halved(answer):
     """answer(step, batch) halves on ResourceExhaustedError alone, outside of its handler, down to 1."""
     import tensorflow as tf
 
-    calls, left = [], []
-    found = answer(_step_up_to(700, calls, left), 4096)
+    found, calls, left = _tried(answer, 700, 4096)
     assert not untouched(found), "it returns nothing yet: return the batch that fits."
     assert found == 512, f"from 4,096, with room for 700, it gives {found}, not 512."
     assert calls == [4096, 2048, 1024, 512], f"it tried {calls}: each size once, from the largest on."
@@ -53,13 +72,13 @@ def halved(answer):
         f"when {left[0]} rows are tried, the error of the try before is still alive, and what that call held."
     )
     for largest, start, fits in ((1, 5, 1), (4096, 4096, 4096), (0, 64, 0)):
-        calls = []
-        found = answer(_step_up_to(largest, calls, []), start)
+        found, calls, _ = _tried(answer, largest, start)
         words = "where not even a batch of 1 fits" if not fits else f"from {start}, with room for {largest}"
         assert max(calls) <= start, f"{words} it tried {max(calls)}: begin with the batch that is given."
+        assert min(calls) >= 1, f"{words} it tried a batch of {min(calls):g}: stop at 1."
         assert found == fits, f"{words} it gives {found}, not {fits}."
     try:
-        answer(_broken_step, 64)
+        answer(_broken_step([]), 64)
     except tf.errors.InvalidArgumentError:
         return
     raise AssertionError("it swallowed an InvalidArgumentError: catch ResourceExhaustedError alone.")
@@ -91,7 +110,7 @@ def from_a_line(answer):
 
         try:
             found, largest = answer(peak, budget, first), (budget - intercept) / slope
-        except ZeroDivisionError:
+        except ArithmeticError:
             raise AssertionError(f"{case} it divides by zero: two sizes on the floor have the same peak.") from None
         assert not untouched(found), "it returns nothing yet: return a batch."
         assert isinstance(found, (int, float, np.number)), f"it returns {type(found).__name__}, not a batch."
@@ -164,10 +183,13 @@ def left_as_it_was(answer):
         raise AssertionError("it returns nothing yet: run search() and return what it gives.")
     assert found == 96, f"search() gave 96, and it returns {found}."
     assert_kept(before, "after the search")
-    error = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-    try:
-        answer(model, optimizer, lambda: search(error))
-    except tf.errors.ResourceExhaustedError:
-        assert_kept(before, "where it raises")
-    else:
-        raise AssertionError("search() raised, and nothing came out: its error must get through.")
+    for error in (tf.errors.ResourceExhaustedError(None, None, "OOM"), ValueError("another error")):
+        kind = type(error)
+        try:
+            answer(model, optimizer, lambda error=error: search(error))
+        except kind:
+            assert_kept(before, f"where it raises a {kind.__name__}")
+        else:
+            raise AssertionError(
+                f"search() raised a {kind.__name__}, and nothing came out: its error must get through."
+            )
