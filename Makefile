@@ -1,4 +1,4 @@
-# make lab     set up once, then open JupyterLab on the start page   (make lab ARGS=--no-browser on a server)
+# make lab     set up once, then open JupyterLab on the start page of my_labs/, your copy   (make lab ARGS=--no-browser on a server)
 # make check   set up once, then in four minutes what a change should pass: style, imports, unit tests, three labs
 # make test    set up once, then everything that CI runs
 # make labs    write the notebooks from tools/source and run them    (NAMES=01_image_stacking for one)
@@ -23,7 +23,8 @@ FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 .PHONY: lab check test in_step labs report looks bench chaos newest
 
 lab: $(READY)
-	$(BIN)/jupyter lab $(ROOT) $(ARGS) labs/start_here.ipynb
+	$(BIN)/python tools/working_copy.py my_labs
+	$(BIN)/jupyter lab $(ROOT) $(ARGS) my_labs/start_here.ipynb
 
 check: in_step
 	$(BIN)/python -m pytest -n auto $(SLOW:%=--ignore=tests/test_%.py) tests $(FEW:%=labs/%.ipynb) $(ARGS)
