@@ -21,6 +21,7 @@ import pytest
 from labsupport import ArmSetupError, expect_finished, expect_oom, measure, phase, reading, run
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
+from labsupport.ground.result import Stopped
 
 
 def wait_for(condition, seconds=120):
@@ -347,8 +348,9 @@ def test_interrupting_ends_the_arm(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped, match='you interrupted "endless"') as caught:
         run(endless)
+    assert caught.value._render_traceback_() == [str(caught.value)], "a notebook shows a sentence, not our inside"
     assert not alive(int((tmp_path / "pid").read_text()))
 
 

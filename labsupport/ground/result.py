@@ -146,18 +146,32 @@ def is_own(file):
     return not file.startswith(("<frozen", *libraries()))
 
 
+class Stopped(KeyboardInterrupt):
+    """A run was stopped or interrupted by who started it: a notebook shows the sentence, and goes no further."""
+
+    def _render_traceback_(self):  # what IPython shows in place of a traceback
+        return [str(self)]
+
+
+def _refuse_stopped(result):
+    if not result.ok and result.error.cause is Cause.STOPPED:
+        raise Stopped(f'"{result.label}" has no figures: {result.error.message}')
+
+
 def expect_finished(*results):
-    """Check that arms ran to their end: a RuntimeError with the first one's error otherwise."""
+    """Check that arms ran to their end: a RuntimeError with the first one's error otherwise, Stopped for one that was."""
     for result in results:
+        _refuse_stopped(result)
         if not result.ok:
             raise RuntimeError(f'the arm "{result.label}" did not finish: {result.error}')
 
 
 def expect_oom(result):
-    """Check that an arm really died of an out-of-memory error; an AssertionError otherwise.
+    """Check that an arm really died of an out-of-memory error; an AssertionError otherwise, Stopped if it was stopped.
 
     A lab about a failure must not pass when nothing failed.
     """
+    _refuse_stopped(result)
     if result.error is None:
         raise AssertionError(
             f'"{result.label}" was expected to run out of memory, but it finished with a peak of '

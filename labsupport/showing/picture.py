@@ -1,5 +1,6 @@
 """Still pictures of measured arms: curves, bars, budget line, phases. Every figure stays apart for colour-blind eyes."""
 
+import math
 import textwrap
 
 from matplotlib import rc_context
@@ -26,7 +27,7 @@ def _megabytes(curve):
 def _without_wait(result, curve):
     """The curve up to its last change, and the seconds that an OOM then only waited (0 if it hardly did).
 
-    TensorFlow waits ten seconds before it raises; drawn to scale, they would squeeze every other curve.
+    TensorFlow waits ten seconds before it raises; drawn to scale, they would squeeze what happened before.
     """
     if result.ok or result.error.cause is not Cause.OOM or not curve:
         return curve, 0.0
@@ -42,9 +43,7 @@ def _curves(axes, results, story):
     """
     ends = []
     for index, result in enumerate(results):
-        curve, wait = getattr(result, story), 0.0
-        if len(results) > 1:
-            curve, wait = _without_wait(result, curve)
+        curve, wait = _without_wait(result, getattr(result, story))
         if curve:
             cut = f" ({wait:.0f} s of waiting cut)" if wait else ""
             axes.plot(*_megabytes(curve), label=for_matplotlib(result.label) + cut, **style(index))
@@ -156,8 +155,10 @@ def arm_figure(result):
         axes = figure.subplots()
         _curves(axes, [result], "tensors")
         _budget_lines(axes, [result])
-        if result.process:
-            axes.plot(*_megabytes(result.process), color=PROCESS, lw=1, label="process (resident set)")
+        curve, wait = _without_wait(result, result.tensors)
+        end = curve[-1][0] if wait else math.inf
+        if process := [point for point in result.process if point[0] <= end]:
+            axes.plot(*_megabytes(process), color=PROCESS, lw=1, label="process (resident set)")
         if result.figures["peak"] is not None:
             axes.axhline(
                 result.figures["peak"] / MIB,
@@ -167,7 +168,7 @@ def arm_figure(result):
                 label=f"peak {result.peak_mib:,.1f} MiB (counter)",
             )
         _from_zero(axes)
-        _shades(axes, result.phases)
+        _shades(axes, [phase for phase in result.phases if phase.end <= end])
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         axes.set_title(f"{for_matplotlib(result.label)}: {result.outcome}")

@@ -1,7 +1,7 @@
 """Run a function in an arm and show it while it runs: what the notebooks call."""
 
 from labsupport.ground.arm import Job, watched
-from labsupport.ground.result import expect_finished
+from labsupport.ground.result import Stopped, expect_finished
 from labsupport.showing import live
 from labsupport.showing.plain import say
 
@@ -12,7 +12,8 @@ def run(
     """Run function(*args) in a fresh Python process under a budget and return an ArmResult.
 
     The function may come from a notebook cell. Whatever it does, this process survives: an out-of-memory
-    error, a crash or a hang becomes `result.error`. Interrupting ends the child and raises KeyboardInterrupt.
+    error, a crash or a hang becomes `result.error`. Interrupting ends the child and raises Stopped, a
+    KeyboardInterrupt.
 
     budget: what TensorFlow may hand out for tensors, such as "256 MiB"; None: half of the free memory.
     outside: what the process may add beside its tensors (NumPy, Python, graphs).
@@ -26,7 +27,13 @@ def run(
     Raises BudgetError for a bad budget, ArmSetupError where the function cannot be sent or started.
     """
     job = Job(function, args, budget, outside, label, timeout, env, logical_devices)
-    result = watched(job, lambda: live.plot_for(quiet))
+    try:
+        result = watched(job, lambda: live.plot_for(quiet))
+    except KeyboardInterrupt:
+        name = label or getattr(function, "__name__", "the run")
+        raise Stopped(
+            f'you interrupted "{name}", and its process has ended; run the cell again to measure it'
+        ) from None
     if result.output:
         say(result.output, end="")
     return result
