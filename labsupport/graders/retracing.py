@@ -60,6 +60,8 @@ def _padded(answer, make_step, width):
         if sizes[-1] < length:
             return f"a batch of {length} rows comes back with {sizes[-1]}: rows are lost."
         given = tf.cast(given, tf.float32)
+        if not np.array_equal(given[:length], batch):
+            return f"the first {length} rows are not those of the batch: the zeros go behind them."
         right = float(plain(batch, tf.constant(0.0)))
         worst = max(worst, abs(float(step(given, tf.constant(0.0))) - right) / right)
     return sizes, len(counter), worst

@@ -82,10 +82,7 @@ my_guess = lab.guess(
 # %%
 weights_mib = DEPTH * lab.tensor_mib((WIDTH, WIDTH))
 activations_mib = 3 * DEPTH * lab.tensor_mib((32, WIDTH))
-print(
-    f"weights and gradients {2 * weights_mib:.2f} MiB, "
-    f"activations at most {activations_mib:.2f} MiB, growth 0 MiB"
-)
+print(f"weights and gradients {2 * weights_mib:.2f} MiB, activations {activations_mib:.2f} at most")
 
 # %% [markdown]
 # But a `tf.function` keeps a graph for every *kind* of call it has seen, for as long as it lives. Tensors, NumPy's
@@ -99,8 +96,7 @@ predicted_traces = {
     "each length a shape": 1 + CALLS,
     "one signature": 1,
 }
-for name, traces in predicted_traces.items():
-    print(f"{name:20s} {traces:3d} traces")
+print(*(f"{name}: {traces}" for name, traces in predicted_traces.items()), sep=", ")
 
 # %% [markdown]
 # ## Failure
@@ -199,8 +195,8 @@ side_by_side
 
 # %%
 grown = pd.DataFrame({arm.label: arm.value["growth"] for arm in arms}, range(1, CALLS + 1))
-words = {"xlabel": "calls after the first", "ylabel": "process memory added (MiB)"}
-axes = grown.plot(style=lab.LINES, xlim=(0, None), **words)
+axes = grown.plot(style=lab.LINES, xlim=(0, None), xlabel="calls after the first")
+axes.set_ylabel("process memory added (MiB)")
 axes.set_title("rate: tensor, and one signature, lie on the floor, one upon the other")
 plt.show()
 
@@ -214,16 +210,6 @@ summary = {
 }
 print(pd.DataFrame(summary).to_string())
 assert summary["traces measured"] == predicted_traces
-
-# %% [markdown]
-# Is a trace's price steady? Then a quarter of the calls predicts the whole.
-
-# %%
-quarter = CALLS // 4
-lab.predicted_vs_measured(
-    Python_numbers=(4 * numbers.value["growth"][quarter - 1], growth["rate: Python number"]),
-    each_length_a_shape=(4 * lengths.value["growth"][quarter - 1], growth["each length a shape"]),
-)
 
 # %%
 print(my_guess.against(growth["rate: Python number"]))
@@ -241,102 +227,65 @@ print(my_guess.against(growth["rate: Python number"]))
 
 
 # %%
-def taken_by(call, times, counter, graph_type):
-    """What `times` calls trace, leave alive, and add to the process in their second half."""
-    import gc
-
-    def graphs_alive():
-        gc.collect()
-        return sum(type(thing) is graph_type for thing in gc.get_objects())
-
-    def process_now():
-        gc.collect()
-        return lab.reading().process_mib
-
-    alive = graphs_alive()
-    for i in range(times):
-        if i == times // 2:
-            half = process_now()
-        call(i)
-    grown = process_now() - half
-    return {
-        "calls": times,
-        "traces": len(counter),
-        "graphs left alive": graphs_alive() - alive,
-        "KiB a call": 1024 * grown / (times - times // 2),
-    }
-
-
 def survey(calls):
     import gc
-
-    x = rows(32)
 
     class Schedule:
         def now(self):
             return 0.001
 
-    schedule, one_kind, kept = Schedule(), tf.constant(0.001), []
-    now = schedule.now
-
     def fresh(step, keep):
         function = tf.function(step)
         if keep:
             kept.append(function)
-        return function(x, one_kind)
+        function(x, rate)
 
-    def asked(step):
-        return tf.function(lambda x, ask: step(x, ask()))
+    def process_now():
+        gc.collect()
+        return lab.reading().process_mib
 
-    def relaxed(step):
-        return tf.function(step, reduce_retracing=True)
-
-    def untraced(step):
-        return step
-
-    def padded(number):
-        return tf.pad(rows(number), [[0, -number % 32], [0, 0]])
-
-    cases = {
+    x, rate, schedule, kept, table = rows(32), tf.constant(0.001), Schedule(), [], {}
+    now, untraced = schedule.now, lambda step: step
+    relaxed = lambda step: tf.function(step, reduce_retracing=True)
+    asked = lambda step: tf.function(lambda x, ask: step(x, ask()))
+    cases = {  # how the step is made, and how it is called
         "number, reduce_retracing=True": (relaxed, lambda f, i: f(x, rate_at(i))),
         "number as np.float32": (tf.function, lambda f, i: f(x, np.float32(rate_at(i)))),
-        "lengths, reduce_retracing=True": (relaxed, lambda f, i: f(rows(32 + i), one_kind)),
+        "lengths, reduce_retracing=True": (relaxed, lambda f, i: f(rows(32 + i), rate)),
         "lengths padded to multiples of 32": (
             tf.function,
-            lambda f, i: f(padded(32 + i), one_kind),
+            lambda f, i: f(tf.pad(rows(32 + i), [[0, -i % 32], [0, 0]]), rate),
         ),
         "a new object each time": (asked, lambda f, i: f(x, Schedule().now)),
         "the same object's method": (asked, lambda f, i: f(x, schedule.now)),
         "the same method, looked up once": (asked, lambda f, i: f(x, now)),
-        "the same tf.function each time": (tf.function, lambda f, i: f(x, one_kind)),
+        "the same tf.function each time": (tf.function, lambda f, i: f(x, rate)),
         "a new tf.function each time, kept": (untraced, lambda f, i: fresh(f, keep=True)),
         "a new tf.function each time, dropped": (untraced, lambda f, i: fresh(f, keep=False)),
     }
     warm = tf.function(make_step())  # what start-up left free is filled before anything is measured
     for i in range(16):
         warm(x, rate_at(i))
-    gc.freeze()  # leaves what is there, all of TensorFlow, out of later collections: fast ones
-    graph_type = type(warm.get_concrete_function(x, rate_at(0)).graph)
-
-    table = {}
-    for name, (prepare, call) in cases.items():
+    for name, (made, call) in cases.items():
         counter = []
-        function = prepare(make_step(counter))
-        kept.append(function)
-        times = calls * (3 if "tf.function each time" in name else 1)
-        table[name] = taken_by(lambda i: call(function, i), times, counter, graph_type)
+        step = made(make_step(counter))
+        kept.append(step)
+        for i in range(2 * calls):
+            if i == calls:
+                half = process_now()
+            call(step, i)
+        table[name] = {"traces": len(counter), "KiB a call": 1024 * (process_now() - half) / calls}
     return table
 
 
-SURVEY_CALLS = lab.choose(SCALE, quick=8, full=40)
-surveyed = lab.measure(survey, SURVEY_CALLS, label="what else traces again")
+HALF = lab.choose(SCALE, quick=6, full=40)
+surveyed = lab.measure(survey, HALF, label="what else traces again")
 others = pd.DataFrame.from_dict(surveyed.value, orient="index").round(0)
-print("KiB a call: growth of the process in the second half of the calls, when all is warm\n")
+print(f"{2 * HALF} calls each; growth of the process in their second half, when all is warm\n")
 print(others.to_string())
 ups = others["traces"]
-assert ups["number, reduce_retracing=True"] == SURVEY_CALLS and ups["number as np.float32"] == 1
-assert ups["lengths, reduce_retracing=True"] == 2 and ups["the same method, looked up once"] == 1
-assert ups["the same object's method"] > 1 and ups["a new object each time"] == SURVEY_CALLS
+assert ups["number, reduce_retracing=True"] == 2 * HALF and ups["number as np.float32"] == 1
+assert ups["lengths, reduce_retracing=True"] == 2 < ups["the same object's method"]
 
 # %% [markdown]
 # * `reduce_retracing=True` relaxes **shapes**, after the second one. For Python numbers it does nothing; `np.float32`
@@ -348,8 +297,8 @@ assert ups["the same object's method"] > 1 and ups["a new object each time"] == 
 #
 # **A trace count of 1 is not the end.** With `jit_compile=True` XLA compiles once more for every concrete shape,
 # below the trace. An array that a traced function merely *mentions* is copied into each of its graphs. An LSTM with
-# `unroll=True` writes every time step into the one graph. And in TensorFlow 1's style one graph grows with every
-# operation that the loop makes, although nothing is traced at all.
+# `unroll=True` writes every time step into the one graph, as the Python loop of lab 08 does. And in TensorFlow 1's style
+# one graph grows with every operation that the loop makes, although nothing is traced at all.
 
 
 # %%
@@ -383,17 +332,6 @@ def session_loop(calls):
     return counts[0], counts[-1]
 
 
-def lstm_operations(lengths):
-    import keras
-
-    def count(length, unroll):
-        layer = keras.layers.LSTM(12, unroll=unroll)
-        traced = tf.function(layer).get_concrete_function(tf.TensorSpec((4, length, 3)))
-        return len(traced.graph.get_operations())
-
-    return [(count(length, True), count(length, False)) for length in lengths]
-
-
 def baked(array, calls):
     x, tensor, table = tf.ones(array.shape), tf.constant(array), {}
     for name, held in (("a tensor", tensor), ("a NumPy array", array)):
@@ -402,9 +340,7 @@ def baked(array, calls):
         with lab.phase(name):
             for i in range(calls):
                 function(x, float(i))
-        grown = lab.reading().process_mib - before
-        one = function.get_concrete_function(x, 0.0).graph.as_graph_def().ByteSize() / 2**20
-        table[name] = {"one graph, serialized MiB": one, "process MiB": grown}
+        table[name] = {"process MiB": lab.reading().process_mib - before}
     return table, session_loop(calls)
 
 
@@ -412,28 +348,19 @@ compiled = lab.measure(below_the_trace, 12, label="XLA")
 count, milliseconds = compiled.value
 times = ", ".join(f"{kind} {t:.1f} ms" for kind, t in milliseconds.items())
 print(f"XLA, {count} trace for 13 lengths: {times} (median)")
-
 an_array = np.ones((512, 512), np.float32)
 constants = lab.measure(baked, an_array, 20, label="baked in")
 print(f"\n20 traces of a function that mentions {an_array.nbytes / 2**20:.0f} MiB as …")
 table, (first, last) = constants.value
 mentioned = pd.DataFrame.from_dict(table, orient="index")
-mentioned.insert(1, "tensors MiB", [part.added_mib for part in constants.phases])
+mentioned.insert(0, "tensors MiB", [part.added_mib for part in constants.phases])
 print(mentioned.round(2).to_string())
-print(
-    f"\nsession.run(x * 2.0) in a loop: {first} operations in the graph after the first turn, "
-    f"{last} after the 20th"
-)
-lstm = lab.measure(lstm_operations, (10, 20), label="LSTM")
-print(
-    "\noperations of an LSTM's graph, over 10 and over 20 steps, as (unrolled, loop):", *lstm.value
-)
+print(f"\noperations in the graph after 1 and 20 turns of session.run(x * 2.0): {first}, {last}")
 grown = mentioned["process MiB"]
 assert grown["a NumPy array"] > 3 * grown["a tensor"] and last > first
 lab.note(
-    f"Each graph that mentions the array of {an_array.nbytes / 2**20:.0f} MiB took "
-    f"{grown['a NumPy array'] / 20:.1f} MiB of the process: the array stands in the graph, in the "
-    "copies that TensorFlow makes of it, and as a tensor. Mentioned as a tensor it is there once."
+    f"Each graph that mentions the array took {grown['a NumPy array'] / 20:.1f} MiB of the "
+    "process: graph, copies and tensor. Mentioned as a tensor the array is there once."
 )
 
 # %% [markdown]
@@ -450,33 +377,30 @@ per_operation = growth["rate: Python number"] / CALLS / operations
 print(f"one trace: {operations} operations of {1024 * per_operation:.0f} KiB each (this run)")
 
 
-def cost(calls=10_000, different_values=10_000, operations=100):
-    traces = min(calls, different_values)
-    total = traces * operations * per_operation
-    until = 1024 / (operations * per_operation)
-    print(f"{traces:,} traces add {total:,.0f} MiB (predicted)")
-    print(f"1 GiB is reached after {until:,.0f} traces (predicted)")
+def cost(traces=10_000, operations=100):
+    total, until = traces * operations * per_operation, 1024 / (operations * per_operation)
+    print(f"{total:,.0f} MiB are added; 1 GiB is reached after {until:,.0f} traces (predicted)")
 
 
-many = (1, 10_000, 1)
-lab.explore(cost, calls=(100, 20_000, 100), different_values=many, operations=(50, 10_000, 50))
+lab.explore(cost, traces=(1, 20_000, 1), operations=(50, 10_000, 50))
 
 # %% [markdown]
 # ## Verdict
 
 # %%
-a_call = others["KiB a call"]
+a_call = pd.concat([1024 * growth / CALLS, others["KiB a call"]])
 lab.verdict(
     "C12",
     "partly",
-    number=growth["rate: Python number"],
-    tensor=growth["rate: tensor"],
-    lengths=growth["each length a shape"],
-    signature=growth["one signature"],
-    rebuilt_kept=a_call["a new tf.function each time, kept"] * CALLS / 1024,
-    rebuilt_dropped=a_call["a new tf.function each time, dropped"] * CALLS / 1024,
-    not_rebuilt=a_call["the same tf.function each time"] * CALLS / 1024,
+    number=a_call["rate: Python number"],
+    tensor=a_call["rate: tensor"],
+    lengths=a_call["each length a shape"],
+    signature=a_call["one signature"],
+    rebuilt_kept=a_call["a new tf.function each time, kept"],
+    rebuilt_dropped=a_call["a new tf.function each time, dropped"],
+    not_rebuilt=a_call["the same tf.function each time"],
 )
+
 
 # %% [markdown]
 # ## Exercises
@@ -542,6 +466,23 @@ def repaired(counter, calls):
 def repaired(counter, calls):
     step = make_step(counter)  # runs eagerly: no trace, and the counter counts each call
     return [float(step(rows(20 + i), tf.constant(rate_at(i)))) for i in range(calls)]
+
+
+# %% tags=["right"]
+def repaired(counter, calls):
+    step = tf.function(make_step(counter))
+    longest = 20 + calls
+    batches = [tf.pad(rows(20 + i), [[0, longest - 20 - i], [0, 0]]) for i in range(calls)]
+    return [float(step(batch, tf.constant(rate_at(i)))) for i, batch in enumerate(batches)]
+
+
+# %% tags=["wrong"]
+# says: traced 10 times
+def repaired(counter, calls):
+    step, losses = make_step(counter), []
+    for i in range(calls):
+        losses.append(float(tf.function(step)(rows(20 + i), tf.constant(rate_at(i)))))
+    return losses
 
 
 # %% [markdown]
@@ -616,3 +557,10 @@ def padded(batch):
 # says: shape
 def padded(batch):
     return max(32, 2 ** (batch.shape[0] - 1).bit_length())
+
+
+# %% tags=["wrong"]
+# says: behind
+def padded(batch):
+    size = max(32, 2 ** (batch.shape[0] - 1).bit_length())
+    return tf.pad(batch, [[size - batch.shape[0], 0], [0, 0]])
