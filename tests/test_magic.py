@@ -9,6 +9,7 @@ from nbclient.exceptions import CellExecutionError
 
 from labsupport import load_ipython_extension
 
+UNREADY = ["import tensorflow as tf\n%load_ext labsupport", "%%memory\nt = tf.ones([1024, 1024])", "%%memory\nt = None"]
 CELLS = [
     "%load_ext labsupport",
     "%%memory arrays alone\nimport time\nimport numpy as np\nx = np.ones(2**20)\ntime.sleep(3.2)\nx.shape",
@@ -61,7 +62,7 @@ def test_a_cell_is_measured():
     peak, stays = mib(seen["tensors: peak over the level before"]), mib(seen["tensors: more in use after the cell"])
     assert 12 <= peak < 13 and 4 <= stays < 5
     assert seen["held by"].startswith("t 4.0 MiB")
-    assert "counts only blocks above about 256 KiB" in seen["text"]
+    assert "counts every tensor here" in seen["text"], "the extension was there before TensorFlow"
 
     seen = figures(traced)
     assert seen["new traces of tf.functions"] == "double 3"
@@ -71,6 +72,14 @@ def test_a_cell_is_measured():
     errors = [o for o in failed.outputs if o.output_type == "error"]
     assert "ZeroDivisionError: division by zero" in re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback))
     assert len(errors) == 2 and len(errors[1].traceback) == 1, "the traceback must not be shown twice"
+
+
+def test_after_tensorflow_it_says_once_what_it_cannot_count():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in UNREADY])
+    NotebookClient(notebook, timeout=180, kernel_name="python3").execute()
+    first, second = (figures(cell)["text"] for cell in notebook.cells[1:])
+    assert "counts only blocks above about 256 KiB" in first and "Restart the kernel" in first
+    assert "counts only blocks" in second and "Restart the kernel" not in second
 
 
 def test_outside_ipython_it_says_where_it_belongs():

@@ -153,6 +153,8 @@ def test_bad_files_are_named_with_a_cure_and_the_others_pool(write, tmp_path):
         "of two the one with more entries"
     )
     assert len(problems) == len(bad)
+    (one,), _ = gather([bad["by the same participant"], tmp_path / "good.json"])
+    assert one.name == "blue", "of two equal ones the one that somebody named"
     for words, path in bad.items():
         assert any(path.name in problem and (words in problem or words == "deep") for problem in problems), (
             words,

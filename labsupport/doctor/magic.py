@@ -1,9 +1,12 @@
 """`%load_ext labsupport`, then `%%memory` at the top of a cell: what that cell takes, and what stays after it."""
 
 import gc
+import os
+import sys
 import threading
 import time
 from collections import Counter
+from functools import cache
 
 from labsupport.doctor.alive import MEMORY, alive, allocator, counts_everything, running_tensorflow, size
 from labsupport.doctor.names import by_name, more, own_names
@@ -39,6 +42,9 @@ def load_ipython_extension(shell):
         """%%memory [label]: run the cell and show what it took."""
         _measured(shell, line.strip() or "this cell", cell)
 
+    # With this allocator every tensor is counted. Where TensorFlow has been loaded, it is too late.
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     shell.register_magic_function(memory, "cell")
 
 
@@ -125,16 +131,24 @@ def _traces():
     return counts
 
 
+@cache
+def _remedy():
+    """What to do about an allocator that counts less, once a kernel."""
+    return [
+        " Restart the kernel and write %load_ext labsupport before TensorFlow is imported: then it counts every tensor."
+    ]
+
+
 def _what_is_counted(counter):
     counted, where = counts_everything(counter), f"TensorFlow's allocator on {counter.device}"
-    remedy = "With %env TF_CPU_ALLOCATOR_USE_BFC=1 in a cell before TensorFlow is imported it counts every tensor."
+    remedy = _remedy().pop() if _remedy() and not counted else ""
     if counted is None:
-        return f"{where} keeps no statistics in this kernel. {remedy}"
+        return f"{where} keeps no statistics in this kernel.{remedy}"
     if counted:
         return f"{where} counts every tensor here; NumPy arrays, graphs and Python are in the process's figure alone."
     return (
         f"{where} counts only blocks above about 256 KiB here, "
-        f"smaller tensors are missing from peak and in use. {remedy}"
+        f"smaller tensors are missing from peak and in use.{remedy}"
     )
 
 

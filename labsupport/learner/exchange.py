@@ -1,6 +1,7 @@
 """Exported ledgers: a participant writes one with export(), gather() reads those of a class and names the unusable ones."""
 
 import json
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -18,6 +19,11 @@ class Participant:
     name: str
     entries: list
     file: str
+
+    @property
+    def named(self):
+        """Whether somebody chose the name."""
+        return not re.fullmatch(r"participant-[0-9a-f]{6}", self.name)
 
     def shares(self, other):
         """Whether both have an entry of the same time, which only copies of one ledger do: it counts microseconds."""
@@ -71,7 +77,7 @@ def read(path):
 
 
 def gather(paths):
-    """(participants, what was left out and why). Of two files of one participant the one with more entries is kept."""
+    """(participants, what was left out and why). Of two files of one participant the one with more entries is kept, of equal ones the named."""
     found, problems = [], []
     for path in paths:
         try:
@@ -81,7 +87,7 @@ def gather(paths):
             continue
         twin = next((old for old in found if old.name == new.name or old.shares(new)), None)
         if twin:
-            more, less = (new, twin) if len(new.entries) > len(twin.entries) else (twin, new)
+            less, more = sorted((new, twin), key=lambda one: (len(one.entries), one.named, one is twin))
             cure = "keep one" if twin.shares(new) else "if they are two people, one exports again with another --name"
             problems.append(
                 f"{less.file} is by the same participant as {more.file} ({more.name!r}), which has as many entries or more: {cure}"
