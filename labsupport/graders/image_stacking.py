@@ -55,11 +55,11 @@ def filled(answer, paths, mean, the_list):
     """answer(paths) holds all images once, in the_list MiB, and returns their mean."""
     done, value, decoded = _result_of(answer, paths, "your answer to 1")
     assert decoded == len(paths), f"{decoded} images were decoded, and there are {len(paths)}."
-    _assert_mean(value, mean, 0.002)
     grown = f"the process grew by {done.process_peak_mib:.0f} MiB, and the images need {the_list:.0f}"
     # Decoding and TensorFlow's threads come on top; a second copy is a whole list more.
     assert done.process_peak_mib < 1.5 * the_list, f"{grown}: there are two copies, or your array is float64."
     assert done.process_peak_mib > 0.9 * the_list, f"{grown}: they are not all held as float32."
+    _assert_mean(value, mean, 0.002)
 
 
 @exercise(
@@ -81,7 +81,8 @@ def cached(answer, paths, mean, the_list):
         f"{decoded} images were decoded where there are {count}: nothing is cached, each epoch decodes again."
     )
     assert decoded == count, f"{decoded} images were decoded, and there are {count}."
-    assert done.peak_mib < 0.47 * whole, (
-        f"peak {done.peak_mib:.0f} MiB against {whole:.0f} of float32 images: what is cached is not uint8."
+    held = max(done.peak_mib, done.process_peak_mib or 0)  # also what NumPy keeps
+    assert held < 0.47 * whole, (
+        f"peak {held:.0f} MiB against {whole:.0f} of float32 images: what is cached is not uint8."
     )
-    assert done.peak_mib > 0.2 * whole, f"peak {done.peak_mib:.0f} MiB: the images are not kept in memory."
+    assert held > 0.2 * whole, f"peak {held:.0f} MiB: the images are not kept in memory."

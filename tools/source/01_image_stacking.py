@@ -92,7 +92,8 @@ lab.expect_oom(failure)
 #
 # ## Fix
 #
-# The article's fix: let a pipeline decode, hand over one batch at a time and forget it.
+# The article's fix: let a pipeline decode, hand over one batch at a time and forget it. `AUTOTUNE` leaves to `tf.data`
+# how many images are decoded at once, and how many batches made ready.
 
 
 # %%
@@ -288,6 +289,28 @@ def filled(paths):
     return float(images.mean())
 
 
+# %% tags=["wrong"]
+# says: two copies
+def filled(paths):
+    import numpy as np
+
+    images = np.empty((len(paths), SIZE, SIZE, 3), np.float32)
+    for index, path in enumerate(paths):
+        images[index] = load(path)
+    return float(tf.reduce_mean(images))
+
+
+# %% tags=["wrong"]
+# says: not all held as float32
+def filled(paths):
+    import numpy as np
+
+    images = np.empty((len(paths), SIZE, SIZE, 3), np.uint8)
+    for index, path in enumerate(paths):
+        images[index] = load(path)
+    return float(images.mean())
+
+
 # %% [markdown]
 # **2.** Training reads the images again in every epoch, and `cache()` saves the decoding. Cached as float32 they are the list
 # again, and do not fit the budget. Cache them as `uint8`, a quarter of the bytes, and cast each batch when it is used.
@@ -363,3 +386,25 @@ def two_epochs_cached(paths):
     dataset = dataset.map(lambda path: tf.cast(load(path), tf.uint8)).cache().batch(32)
     total = sum(float(tf.reduce_sum(tf.cast(batch, tf.float32))) for batch in dataset)
     return total / (len(paths) * SIZE * SIZE * 3)
+
+
+# %% tags=["right"]
+def two_epochs_cached(paths):
+    import numpy as np
+
+    images = np.empty((len(paths), SIZE, SIZE, 3), np.uint8)
+    for index, path in enumerate(paths):
+        images[index] = load(path)
+    return [float(images.mean()) for _ in range(2)]
+
+
+# %% tags=["wrong"]
+# says: not uint8
+def two_epochs_cached(paths):
+    dataset = tf.data.Dataset.from_tensor_slices(paths).map(load).cache()
+    dataset = dataset.map(lambda image: tf.cast(image, tf.uint8)).batch(32)
+    means = []
+    for _ in range(2):
+        total = sum(float(tf.reduce_sum(tf.cast(batch, tf.float32))) for batch in dataset)
+        means.append(total / (len(paths) * SIZE * SIZE * 3))
+    return means
