@@ -20,6 +20,7 @@ SCALE = "quick"  # "full" takes twice as many images
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,9 @@ assert not failure.ok and failure.dumps  # it ended, and TensorFlow's allocator 
 unbounded = lab.measure(shuffled_behind, label="generator, shuffle, no tight budget")
 
 # %% [markdown]
-# How it ends is chance. If an operation in the generator finds no room, its error arrives wrapped in another one, an
-# `UnknownError`. If it is the code that takes an image over from Python, the whole process crashes: "kernel died".
+# How it ends is chance. If an operation in the generator finds no room, TensorFlow wraps its error in another one, an
+# `UnknownError`; the box shows what is inside. If it is the code that takes an image over from Python, the whole process
+# crashes: "kernel died".
 #
 # ## Advice, tested
 #
@@ -136,11 +138,9 @@ array = lab.run(over_an_array, budget=BUDGET, label="generator over an array")
 lab.expect_finished(published, array)
 lab.note(
     f"Of {data:.0f} MiB of images the generator over files held {published.peak_mib:.0f} as "
-    "tensors, and its process "
-    f"grew by {published.process_peak_mib:.0f}. Over the array it held {array.peak_mib:.0f} as "
-    "tensors, but the process "
-    f"grew by {array.process_peak_mib:.0f}: the generator loads nothing, and the array was "
-    "loaded before."
+    f"tensors, and its process grew by {published.process_peak_mib:.0f}. Over the array the "
+    f"process grew by {array.process_peak_mib:.0f}, which a budget for tensors does not stop: the "
+    "generator loads nothing, and the array was loaded before."
 )
 
 # %% [markdown]
@@ -183,10 +183,23 @@ assert abs(unbounded.value - fix.value) < 0.001 * fix.value  # the same images, 
 # ## Explain
 #
 # **What stands around a generator.** One process, small batches, several feeds; each phase shows the tensors that one
-# epoch needed.
+# epoch needed. The last batch and the iterator of a loop stay until their names are bound anew, or until Python's
+# garbage collector comes by. So each epoch is read in a function, and a phase begins with a collection: otherwise its
+# level would count what the phase before has left.
 
 # %%
 FEW, SMALL = 160, 8
+
+
+def one_epoch(make):
+    for _ in make():
+        pass
+
+
+def epoch_of(name, make):
+    gc.collect()
+    with lab.phase(name):
+        one_epoch(make)
 
 
 def feeds():
@@ -201,32 +214,28 @@ def feeds():
     )
     for name, make in {
         "generator": lambda: few().batch(SMALL),
-        "generator, prefetch(4)": lambda: few().batch(SMALL).prefetch(4),
         "generator, shuffle(80)": lambda: few().shuffle(80).batch(SMALL),
         "generator, cache()": lambda: few().cache().batch(SMALL),
         "generator over an array": lambda: from_array().batch(SMALL),
         "array given as args=(x,)": lambda: from_array(args=(x,)).batch(SMALL),
     }.items():
-        with lab.phase(name):
-            for _ in make():
-                pass
+        epoch_of(name, make)
 
 
 image, small = lab.tensor_mib(SHAPE), lab.tensor_mib((SMALL, *SHAPE))
 need = {phase.name: phase.rise_mib for phase in lab.measure(feeds, label="feeds").phases}
-expected = [0, 4 * small, 80 * image, FEW * image, 0, 2 * FEW * image]
+expected = [0, 80 * image, FEW * image, 0, 2 * FEW * image]
 table = pd.DataFrame(
     {"predicted MiB": [3 * small + more for more in expected], "measured MiB": need.values()},
     need.keys(),
 )
-table.plot.barh(xlabel="tensors of one epoch (MiB)", figsize=(8, 3.6)).invert_yaxis()
+table.plot.barh(xlabel="tensors of one epoch (MiB)", figsize=(8, 3)).invert_yaxis()
 table.round(1)
 
 # %%
 lab.note(
-    f"All {FEW} images are {FEW * image:.0f} MiB. Behind the generator `prefetch` holds its "
-    "batches, `shuffle` its "
-    f"buffer, `cache` everything. Given as `args` the array becomes a tensor: "
+    f"All {FEW} images are {FEW * image:.0f} MiB. Behind the generator `shuffle` holds its "
+    "buffer, `cache` everything. Given as `args` the array becomes a tensor: "
     f"{need['array given as args=(x,)'] / (FEW * image):.1f} copies of it, while a generator "
     "that finds the array in the "
     f"surrounding function held {need['generator over an array'] / (FEW * image):.2f}."
@@ -234,13 +243,16 @@ lab.note(
 
 # %% [markdown]
 # **Decoding in Python.** The article decodes inside the generator. Beside it the same function in `map`, where
-# TensorFlow runs it without Python, once with one call at a time and once with as many as it chooses.
+# TensorFlow runs it without Python: as many calls at once as it chooses, and as a control one at a time. By default
+# `tf.data` makes a `map` parallel and adds a `prefetch`; the options keep all three as they are written.
 
 # %%
 TRIES = 5
 
 
 def decoding(paths):
+    as_written = tf.data.Options()
+    as_written.experimental_optimization.apply_default_optimizations = False
     sources = tf.data.Dataset.from_tensor_slices((paths, labels[: len(paths)]))
     one = lambda path, label: (decode(path), label)
     ways = {
@@ -250,9 +262,7 @@ def decoding(paths):
     }
     for _ in range(TRIES + 1):
         for name, dataset in ways.items():
-            with lab.phase(name):
-                for _ in dataset.batch(BATCH):
-                    pass
+            epoch_of(name, lambda: dataset.batch(BATCH).with_options(as_written))
 
 
 phases = lab.measure(decoding, paths[:FEW], label="decoding").phases[3:]  # the first try warms up
@@ -265,14 +275,13 @@ cost.round(3)
 memory, seconds = cost["MiB"]["median"], cost["seconds"]["min"]
 lab.note(
     f"The generator takes {memory['generator'] / memory['map, in parallel']:.2f} of the memory "
-    "of `map` in parallel, "
-    f"and {seconds['generator'] / seconds['map, in parallel']:.1f} times its time (shortest of "
-    f"{TRIES}). With one call at "
-    f"a time `map` takes {seconds['map, one at a time'] / seconds['map, in parallel']:.1f} times "
-    "as long as in parallel: "
-    f"the rest of the difference, {seconds['generator'] / seconds['map, one at a time']:.1f} "
-    "times, is the way through "
-    "Python, where each operation is a call of its own and each image is handed over."
+    f"of `map` in parallel, and {seconds['generator'] / seconds['map, in parallel']:.1f} times "
+    f"its time (shortest of {TRIES}). Against `map` with one call at a time it is "
+    f"{seconds['generator'] / seconds['map, one at a time']:.1f} times: that is the way through "
+    "Python, where each operation is a call of its own and each image is handed over. What calls "
+    "in parallel give, a generator cannot have, since it is asked for one element after the "
+    f"other: they take {seconds['map, in parallel'] / seconds['map, one at a time']:.2f} of the "
+    "time of one call at a time."
 )
 
 # %% [markdown]
@@ -375,6 +384,22 @@ def shuffled(paths, labels):
     return pairs.map(lambda path, label: (decode(path), label))
 
 
+# %% tags=["wrong"]
+# says: are batches of images
+def shuffled(paths, labels):
+    pairs = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(paths))
+    return pairs.map(lambda path, label: (decode(path), label)).batch(BATCH)
+
+
+# %% tags=["wrong"]
+# says: in runs
+def shuffled(paths, labels):
+    shards = tf.data.Dataset.range(4).shuffle(4)
+    whole = tf.data.Dataset.from_tensor_slices((paths, labels))
+    pairs = shards.flat_map(lambda shard: whole.skip(shard * len(paths) // 4).take(len(paths) // 4))
+    return pairs.map(lambda path, label: (decode(path), label))
+
+
 # %% [markdown]
 # **2.** `rows_of(x)` is a dataset of the rows of an array that is in memory. As it stands it copies the array. Keep the
 # generator, or do without, but let nothing copy the whole array.
@@ -428,6 +453,20 @@ def rows_of(x):
 def rows_of(x):
     row = tf.TensorSpec(x.shape[1:], tf.float64)
     return tf.data.Dataset.from_generator(lambda: iter(x), output_signature=row)
+
+
+# %% tags=["wrong"]
+# says: holds the whole array
+def rows_of(x):
+    return tf.data.Dataset.range(len(x)).map(lambda at: tf.gather(x, at))
+
+
+# %% tags=["wrong"]
+# says: second epoch
+def rows_of(x):
+    rows = iter(x)
+    row = tf.TensorSpec(x.shape[1:], x.dtype)
+    return tf.data.Dataset.from_generator(lambda: rows, output_signature=row)
 
 
 # %% [markdown]
@@ -487,3 +526,15 @@ def decoded_stream(records):
     names = (tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int64))
     stream = tf.data.Dataset.from_generator(records, output_signature=names).shuffle(8)
     return stream.map(lambda path, label: (decode(path), label))
+
+
+# %% tags=["wrong"]
+# says: from Python
+def decoded_stream(records):
+    in_graph = tf.function(decode)
+
+    def pairs():
+        for path, label in records():
+            yield in_graph(path), label
+
+    return tf.data.Dataset.from_generator(pairs, output_signature=PAIR)
