@@ -1,7 +1,7 @@
 """The claims report: `python tools/report.py` runs all labs and writes build/report.html.
 
-`--readme` writes the README's table of verdicts from the committed notebooks, `--check` fails if it has drifted.
-The page and the table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
+`--readme` writes the README's parts and labs/verdicts.md from the committed notebooks, `--check` fails if they have drifted.
+Page, parts and table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
 """
 
 import argparse
@@ -13,12 +13,13 @@ from pathlib import Path
 import nbformat
 import papermill
 
+from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge, otherwise
 from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- verdicts: made by tools/report.py -->", "<!-- end of verdicts -->"
-SHOWN = 5  # figures of a verdict in the README
+README, TABLE = ROOT / "README.md", ROOT / "labs" / "verdicts.md"
+SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
 <style>
@@ -76,22 +77,49 @@ def contradiction(entry):
     return "" if found == entry["verdict"] else f"{entry['id']} says {entry['verdict']}, its figures say {found}"
 
 
-def readme_table(ledger):
-    """The README's count and table in Markdown, in the order of the claims; the notebooks have all figures, this the first few."""
+def _verdict(entry):
+    return f"{SIGNS[entry['verdict']]} {entry['verdict']}"
+
+
+def surprises(ledger):
+    """The README's few verdicts in Markdown, with the count of all."""
     found = Counter(entry["verdict"] for entry in ledger)
     counts = ", ".join(f"{number} {SIGNS[verdict]} {verdict}" for verdict, number in found.most_common())
+    by_id = {entry["id"]: entry for entry in ledger}
+    rows = []
+    for entry in (by_id[name] for name in SURPRISING):
+        told = f"**{_verdict(entry)}**: “{claims()[entry['id']]['claim']}” {entry['because']}"
+        rows.append(f"* {told} ([{entry['lab'][3:].replace('_', ' ')}](labs/{entry['lab']}.ipynb))")
+    return "\n".join([*rows, "", f"Of {len(ledger)} claims: {counts}. [All of them](labs/verdicts.md)."])
+
+
+def table(ledger):
+    """The page of all verdicts in Markdown, in the order of the claims."""
     rows = [
-        f"Of {len(ledger)} claims: {counts}.",
+        "# All verdicts",
         "",
-        "| | claim | verdict | measured | lab |",
+        "Made from the committed notebooks by `make labs`, never by hand. `holds`: every test of the claim came out true in",
+        "that run; `fails`: none did; `partly`: some did, the lab says which, with the figures, and when it changes. Tests",
+        "compare only ratios and orderings; sizes on your machine will differ.",
+        "",
+        "| | claim | verdict | why | lab |",
         "|---|---|---|---|---|",
     ]
     for entry in sorted(ledger, key=lambda e: e["id"]):
-        words = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
-        first = dict(list(entry["figures"].items())[:SHOWN])
-        measured = figures_text(first, entry["unit"]) + (" …" if len(first) < len(entry["figures"]) else "")
-        link = f"[{entry['lab'][:2]}](labs/{entry['lab']}.ipynb)"
-        rows.append(f"| {entry['id']} | {claims()[entry['id']]['claim']} | {words} | {measured} | {link} |")
+        link = f"[{entry['lab'][:2]}]({entry['lab']}.ipynb)"
+        told = f"{claims()[entry['id']]['claim']} | {_verdict(entry)} | {entry['because']}"
+        rows.append(f"| {entry['id']} | {told} | {link} |")
+    return "\n".join(rows) + "\n"
+
+
+def list_of_labs():
+    """The README's list of labs in Markdown."""
+    rows = ["| | lab | to work through |", "|---|---|---|"]
+    for lab in labs().values():
+        minutes = lab.time.rpartition(", ")[2].removesuffix(" to work through")
+        rows.append(
+            f"| {lab.number} | [{lab.title}](labs/{lab.name}.ipynb) | {minutes}{' minutes' * minutes.isdigit()} |"
+        )
     return "\n".join(rows)
 
 
@@ -107,13 +135,13 @@ def page(ledger, failed):
     )
 
 
-def run_all(labs, scale):
+def run_all(paths, scale):
     """Execute labs into build/report; returns (ledger, {lab: why it failed})."""
     folder = ROOT / "build" / "report"
     folder.mkdir(parents=True, exist_ok=True)
     ledger, failed = [], {}
-    for number, lab in enumerate(labs, 1):
-        print(f"{number} of {len(labs)}: {lab.stem}", flush=True)
+    for number, lab in enumerate(paths, 1):
+        print(f"{number} of {len(paths)}: {lab.stem}", flush=True)
         try:
             papermill.execute_notebook(
                 lab,
@@ -129,33 +157,46 @@ def run_all(labs, scale):
     return ledger, failed
 
 
+def _with(text, name, part):
+    """A text with what stands between the marks of this name put in anew."""
+    begin, end = f"<!-- {name}: made by tools/report.py -->", f"<!-- end of {name} -->"
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{part}\n{end}{rest.split(end)[1]}"
+
+
 def update_readme(ledger, only_check):
-    """Write the README's table and its picture; or, to check, exit with a message where the table has drifted."""
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    before, rest = old.split(BEGIN)
-    new = f"{before}{BEGIN}\n{readme_table(ledger)}\n{END}{rest.split(END)[1]}"
+    """Write what is made from the notebooks, and the README's picture; or, to check, exit with a message where it has drifted."""
+    new = {
+        README: _with(_with(README.read_text(), "verdicts", surprises(ledger)), "labs", list_of_labs()),
+        TABLE: table(ledger),
+    }
+    drifted = [path.name for path, text in new.items() if not path.exists() or path.read_text() != text]
     if only_check:
-        if new != old:
-            sys.exit("the README's table of verdicts has drifted from the notebooks: run `make labs`")
+        if drifted:
+            sys.exit(f"{', '.join(drifted)}: the verdicts have drifted from the notebooks: run `make labs`")
         return
-    readme.write_text(new)
+    for path, text in new.items():
+        path.write_text(text)
     picture = next(entry["picture"] for entry in ledger if entry["id"] == "C01")
     (ROOT / "labs" / "images" / "side_by_side.png").write_bytes(base64.b64decode(picture))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--readme", action="store_true", help="write the README's table from the committed notebooks")
-    parser.add_argument("--check", action="store_true", help="fail if that table has drifted; write nothing")
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help="write the README's parts and labs/verdicts.md from the committed notebooks",
+    )
+    parser.add_argument("--check", action="store_true", help="fail if they have drifted; write nothing")
     parser.add_argument("--scale", default="quick", choices=("quick", "full"))
     options = parser.parse_args()
-    labs, failed = sorted((ROOT / "labs").glob("[0-9]*.ipynb")), {}
+    paths, failed = sorted((ROOT / "labs").glob("[0-9]*.ipynb")), {}
     if options.readme or options.check:
-        ledger = [entry for lab in labs for entry in verdicts(lab)]
+        ledger = [entry for path in paths for entry in verdicts(path)]
         update_readme(ledger, options.check)
     else:
-        ledger, failed = run_all(labs, options.scale)
+        ledger, failed = run_all(paths, options.scale)
         target = ROOT / "build" / "report.html"
         target.write_text(page(ledger, failed))
         print(f"{target.relative_to(ROOT)}: {len(ledger)} verdicts")
