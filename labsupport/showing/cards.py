@@ -63,7 +63,7 @@ def show_error(error):
 
 
 def show_widget(widget, text):
-    """Display a widget; a saved notebook that has not been run yet shows the text in its place."""
+    """Display a widget; a page without it shows the text in its place. Returns the handle of the display."""
     from IPython.display import display
 
-    display({**widget._repr_mimebundle_(), "text/plain": plain(text)}, raw=True)
+    return display({**widget._repr_mimebundle_(), "text/plain": plain(text)}, raw=True, display_id=True)

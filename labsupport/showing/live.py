@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Watcher
-from labsupport.showing.cards import as_html, show_error, template
+from labsupport.showing.cards import as_html, show_error, show_widget, template
 from labsupport.showing.palette import BUDGET_LINE, COLOURS, PHASES, PROCESS
 from labsupport.showing.plain import plain, say
 
@@ -148,6 +148,13 @@ class TerminalPlot(Watcher):
             say("\r\033[K", end="", file=sys.stderr)
 
 
+# What a page shows that was closed meanwhile, or whose kernel was started anew.
+_AWAY = (
+    "A run was under way here when this page was closed or its kernel restarted. If the kernel still runs, the result is "
+    "in the variable that this cell assigns: show it in a new cell. Or run this cell again."
+)
+
+
 class NotebookPlot(Watcher):
     """In a notebook: the SVG in an HTML widget with a status line and a Stop button.
 
@@ -156,7 +163,6 @@ class NotebookPlot(Watcher):
 
     def __init__(self, quiet):
         import ipywidgets
-        from IPython.display import display
 
         self._quiet = quiet
         self._stop = threading.Event()
@@ -172,7 +178,7 @@ class NotebookPlot(Watcher):
         button.on_click(lambda _: self._stop.set())
         row = ipywidgets.HBox([button, self._status])
         self._box = ipywidgets.VBox([row] if quiet else [self._plot, row])
-        self._handle = display(self._box, display_id=True)
+        self._handle = show_widget(self._box, _AWAY)
 
     @property
     def stopped(self):
