@@ -52,7 +52,10 @@ def chunked_attention(answer):
         f"for one sequence of 2048 and 64 rows the peak is {few:.0f} MiB, and all its scores have {whole:.0f}: they are "
         "still made for all queries at once."
     )
-    assert many > 1.5 * few, f"with 64 rows it needs {few:.1f} MiB and with 512 rows {many:.1f}: `rows` has no effect."
+    assert many > 1.5 * few, (
+        f"with 64 rows it needs {few:.1f} MiB and with 512 rows {many:.1f}, and not more: `rows` is the number of queries in "
+        "a chunk."
+    )
 
 
 def _truncated_gradients(lstm, x, chunk, hand_on=True):
@@ -93,6 +96,7 @@ def _compared(answer):
         "right": _summed(pieces),
         "no state": _summed(_truncated_gradients(lstm, x, 32, hand_on=False)),
         "last": pieces[-1],
+        "no rest": _summed(pieces[:-1]),
         "mean": [total / len(pieces) for total in _summed(pieces)],
         "whole": _truncated_gradients(lstm, x, 250)[0],
     }
@@ -106,6 +110,7 @@ def _compared(answer):
 _MISTAKES = {
     "no state": "the state is not handed on: each piece starts from zeros.",
     "last": "that is the gradient of the last piece alone, and the sum over all is asked for.",
+    "no rest": "the last, shorter piece is missing: the pieces need not divide the length.",
     "mean": "that is the mean over the pieces, and their sum is asked for.",
     "whole": "the gradient flows through all pieces, as in through_all.",
 }

@@ -126,38 +126,19 @@ lab.note(
 # without a budget that stops either:
 
 # %%
-arms = {
-    "padded": lab.measure(epoch, PER_BATCH, label="padded batches"),
-    "padded, relu": lab.measure(epoch, PER_BATCH, "relu", label="padded batches, relu"),
-}
-
-
-# %%
-def of_length(arm, shortest, longest):
-    """The peak of a batch padded to between these lengths, the median of them."""
-    peaks = [
-        part.rise_mib
-        for part, (_, length) in zip(arm.phases, arm.value)
-        if shortest <= length <= longest
-    ]
-    return np.median(peaks)
-
-
+arms = {"padded": lab.measure(epoch, PER_BATCH, label="padded batches")}
+with_relu = lab.measure(epoch, PER_BATCH, "relu", label="padded batches, relu")
 lab.predicted_vs_measured(longest_batch=(predicted, arms["padded"].peak_mib))
 
 # %%
 print(my_guess.against(arms["padded"].peak_mib))
-short, long = (1, 128), (480, 511)
-saved = {
-    span: round(1 - of_length(arms["padded, relu"], *span) / of_length(arms["padded"], *span), 2)
-    + 0
-    for span in (short, long)
-}
+padded_to = np.array([length for _, length in with_relu.value])
+relu, gelu = (np.array([p.rise_mib for p in arm.phases]) for arm in (with_relu, arms["padded"]))
+short, long = (np.median((relu / gelu)[at]) for at in (padded_to <= 128, padded_to >= 480))
 lab.note(
-    f"relu takes {saved[short]:.0%} from a batch padded to at most {short[1]} tokens, and "
-    f"{saved[long]:.0%} from one "
-    f"padded to {long[0]} or more: there the scores decide. The section Explain has what each "
-    "keeps."
+    f"With relu a batch padded to at most 128 tokens needs {short:.0%} of what it needs with gelu, "
+    f"and one padded to 480 or more {long:.0%}: there the scores decide. The section Explain has "
+    "what each keeps."
 )
 
 # %% [markdown]
@@ -197,7 +178,6 @@ arms |= {
     "token budget": fix,
     "small batches": control,
 }
-del arms["padded, relu"]
 peaks = {way: np.array([part.rise_mib for part in arm.phases]) for way, arm in arms.items()}
 _, axes = plt.subplots()
 for place, sizes in enumerate(peaks.values()):
@@ -222,13 +202,11 @@ batches
 # %%
 largest, padding = batches["largest peak MiB"], batches["padding %"]
 lab.note(
-    f"Buckets cut the padding from {padding['padded']:.0f} to {padding['buckets']:.0f} %, and "
-    "leave the largest peak at "
-    f"{largest['buckets'] / largest['padded']:.2f} of what it was; the token budget brings it to "
-    f"{largest['token budget'] / largest['padded']:.2f} in {batches['batches']['token budget']} "
-    "batches. Small batches "
-    f"fit as well: {batches['batches']['small batches']} of them, with "
-    f"{padding['small batches']:.0f} % padding."
+    f"Buckets cut the padding from {padding['padded']:.0f} to {padding['buckets']:.0f} %, and leave "
+    f"the largest peak at {largest['buckets'] / largest['padded']:.2f} of what it was; the token "
+    f"budget brings it to {largest['token budget'] / largest['padded']:.2f}, in "
+    f"{batches['batches']['token budget']} batches. Small batches fit as well: "
+    f"{batches['batches']['small batches']} of them, with {padding['small batches']:.0f} % padding."
 )
 assert padding["buckets"] < 0.7 * padding["padded"], "buckets should cut the padding"
 assert largest["buckets"] > 0.9 * largest["padded"], "buckets alone should not cut the peak"
@@ -255,7 +233,6 @@ KINDS = {
     "Dropout": 1.25,
     "BatchNormalization": 1,
     "LayerNormalization": 1,
-    "Conv1D": 1,
     "LSTM": 7,
     "MultiHeadAttention": 5 + HEADS * STEPS / UNITS,
 }
@@ -269,7 +246,6 @@ def layer_of(name):
         "BatchNormalization": layers.BatchNormalization,
         "LayerNormalization": layers.LayerNormalization,
         "LSTM": lambda: layers.LSTM(UNITS, return_sequences=True),
-        "Conv1D": lambda: layers.Conv1D(UNITS, 3, padding="same"),
         "MultiHeadAttention": lambda: layers.MultiHeadAttention(HEADS, UNITS // HEADS),
     }
     layer = made[name]() if name in made else layers.Dense(UNITS, activation=name)
@@ -298,13 +274,11 @@ def under_tape(name, x, phase):
     return gradients
 
 
-SEQUENTIAL = ["Conv1D", "LSTM", "MultiHeadAttention"]
-
-
 def kinds(names):
     sequences = tf.random.normal((ROWS, STEPS, UNITS))
     for name in names:
-        x = sequences if name in SEQUENTIAL else tf.reshape(sequences, (ROWS * STEPS, UNITS))
+        rows = tf.reshape(sequences, (ROWS * STEPS, UNITS))
+        x = sequences if name in ("LSTM", "MultiHeadAttention") else rows
         in_graph = tf.function(under_tape(name, x, f"{name}, eager"))
         in_graph(x)  # traces
         with lab.phase(f"{name}, graph"):
@@ -313,16 +287,11 @@ def kinds(names):
 
 measured = lab.measure(kinds, list(NEEDS), label="kinds of layers")
 output = lab.tensor_mib((ROWS, STEPS, UNITS))
-columns = {
-    "the derivative needs": NEEDS,
-    "kept, run eagerly": {
-        name: measured.phase(f"{name}, eager").added_mib / output for name in NEEDS
-    },
-    "peak of a step in a graph": {
-        name: measured.phase(f"{name}, graph").rise_mib / output for name in NEEDS
-    },
-}
-kept = pd.DataFrame(columns)
+kept = pd.DataFrame({"the derivative needs": NEEDS})
+kept["kept, run eagerly"] = [measured.phase(f"{name}, eager").added_mib / output for name in NEEDS]
+kept["peak of a step in a graph"] = [
+    measured.phase(f"{name}, graph").rise_mib / output for name in NEEDS
+]
 
 # %%
 words = f"multiples of the layer's output ({output:.0f} MiB)"
@@ -404,11 +373,11 @@ lab.explore(block, tokens=(16, 2048, 16), width=(16, 1024, 16), heads=(1, 16), b
 
 # %%
 def gathering():
-    table, project = tf.Variable(tf.random.normal((50_000, 64))), tf.random.normal((64, 64))
+    table = tf.Variable(tf.random.normal((50_000, 64)))
     ids = tf.random.uniform((640,), maxval=50_000, dtype=tf.int32)
     ways = {
-        "transform all, then gather": lambda: tf.gather(tf.tanh(table @ project), ids),
-        "gather, then transform": lambda: tf.tanh(tf.gather(table, ids) @ project),
+        "tanh of all, then gather": lambda: tf.gather(tf.tanh(table), ids),
+        "gather, then tanh": lambda: tf.tanh(tf.gather(table, ids)),
     }
     kinds = {}
     for name, way in ways.items():
@@ -469,6 +438,22 @@ def chunked_attention(q, k, v, rows):
         result = result.write(result.size(), tf.transpose(part, [1, 0, 2]))
         start += rows
     return tf.transpose(result.concat(), [1, 0, 2])
+
+
+# %% tags=["right"]
+def chunked_attention(q, k, v, rows):
+    queries = tf.pad(q, [[0, 0], [0, -q.shape[1] % rows], [0, 0]])
+    parts = tf.reshape(queries, (q.shape[0], -1, rows, q.shape[2]))
+    done = tf.map_fn(lambda part: attention(part, k, v), tf.transpose(parts, [1, 0, 2, 3]))
+    return tf.reshape(tf.transpose(done, [1, 0, 2, 3]), queries.shape)[:, : q.shape[1]]
+
+
+# %% tags=["wrong"]
+# says: number of queries in a chunk
+def chunked_attention(q, k, v, rows):
+    size = -(-q.shape[1] // rows)
+    starts = range(0, q.shape[1], size)
+    return tf.concat([attention(q[:, start : start + size], k, v) for start in starts], axis=1)
 
 
 # %% tags=["wrong"]
@@ -542,6 +527,33 @@ def truncated(lstm, x, chunk):
         new = [g.numpy() for g in tape.gradient(loss, lstm.trainable_variables)]
         sums = new if sums is None else [a + b for a, b in zip(sums, new)]
     return tuple(sums)
+
+
+# %% tags=["right"]
+def truncated(lstm, x, chunk):
+    sums = {w.path: tf.Variable(tf.zeros(w.shape)) for w in lstm.weights}
+    state = None
+    for piece in tf.split(x, [*[chunk] * (x.shape[1] // chunk), x.shape[1] % chunk], axis=1):
+        with tf.GradientTape(persistent=True) as tape:
+            outputs, *state = lstm(piece, initial_state=state)
+            loss = tf.reduce_sum(tf.square(outputs))
+        for weight in lstm.weights:
+            sums[weight.path].assign_add(tape.gradient(loss, weight))
+        del tape
+    return [variable.read_value() for variable in sums.values()]
+
+
+# %% tags=["wrong"]
+# says: last, shorter piece
+def truncated(lstm, x, chunk):
+    state, total = None, [0.0] * 3
+    for piece in range(x.shape[1] // chunk):
+        with tf.GradientTape() as tape:
+            some = x[:, piece * chunk : (piece + 1) * chunk]
+            outputs, *state = lstm(some, initial_state=state)
+            loss = tf.reduce_sum(outputs**2)
+        total = [t + g for t, g in zip(total, tape.gradient(loss, lstm.trainable_variables))]
+    return total
 
 
 # %% tags=["wrong"]
@@ -649,6 +661,12 @@ def frugal_gelu(x):
 
     fixed = tf.stop_gradient(x)
     return 0.5 * fixed * (1 + tf.math.erf(fixed / 2**0.5)), gradient
+
+
+# %% tags=["wrong"]
+# says: gradient is off
+def frugal_gelu(x):
+    return x + tf.stop_gradient(tf.nn.gelu(x) - x)
 
 
 # %% tags=["wrong"]
