@@ -52,6 +52,7 @@ def evaluated(answer, given, images, labels):
     """answer(model, images, labels) gives the accuracy that the given way gives, with a chunk of images in memory."""
     reference, yours, before, after = _values_and_peaks(answer, given, images, labels, "your answer to 1")
     assert yours.size == 1, f"it returns {yours.size} numbers: return one accuracy."
+    assert 0 <= float(yours) <= 1, f"it returns {float(yours):,.1f}: an accuracy lies between 0 and 1."
     assert after < 0.3 * before, f"peak {after:.1f} MiB against {before:.1f} at once: more than a chunk goes through."
     assert abs(float(yours) - reference) < 1e-4, (
         f"accuracy {float(yours):.4f} against {reference:.4f} at once: it is that of a part of the images, "
@@ -117,6 +118,8 @@ def reduced_at_once(answer, given, images, labels):
     """answer(model, images, labels) gives the 64 means that the given way gives, and keeps no chunk's outputs."""
     reference, yours, before, after = _values_and_peaks(answer, given, images, labels, "your answer to 3")
     assert yours.shape == (64,), f"the shape is {yours.shape}, not (64,)."
+    times = np.sum(yours) / np.sum(reference)
+    assert 0.2 < times < 5, f"the means are {times:.3g} times as large as they should be: what is the sum divided by?"
     off = np.max(np.abs(yours - reference) / (np.abs(reference) + 1e-12))
     assert off < 1e-3, (
         f"the means are off by up to {off:.0%}: does the last, shorter chunk count as much as the others?"
