@@ -33,7 +33,7 @@ def _accumulated(answer, x, y, size):
     asked, place = [], {row.tobytes(): index for index, row in enumerate(x)}
 
     def gradient(x, y):
-        asked.append([place[row.tobytes()] for row in np.asarray(x)])
+        asked.append([place.get(row.tobytes(), -1) for row in np.asarray(x, "float32")])
         return _flat(_gradients(model, x, y))
 
     yours = answer(gradient, x, y, size)
@@ -55,6 +55,8 @@ def uneven(answer, x, y, size=32):
     most = max((len(rows) for rows in asked), default=0)
     assert most <= size, f"a gradient over {most} rows at once was asked for: micro-batches have at most {size}."
     rows = sorted(row for part in asked for row in part)
+    strange = rows.count(-1)
+    assert not strange, f"{strange} rows in micro-batches are none of the {len(x)}: padding counts in a mean, too."
     missing = len(x) - len(set(rows))
     assert not missing, f"{missing} rows of the {len(x)} never came into a micro-batch."
     assert len(rows) == len(x), f"{len(rows)} rows came into micro-batches where there are {len(x)}: each counts once."
@@ -86,12 +88,12 @@ def _two_updates(answer, x, y):
     answer(lambda x, y: _gradients(model, x, y), sums, apply, [parts[:4], parts[4:]])
     if len(applied) != 2:
         return {"applied": len(applied)}
-    kept = _distance(applied[1] - applied[0], whole[1])
     return {
         "applied": 2,
         "first": _distance(applied[0], whole[0]),
         "second": _distance(applied[1], whole[1]),
-        "kept": kept,
+        "kept": _distance(applied[1] - applied[0], whole[1]),
+        "times": float(np.linalg.norm(applied[0]) / np.linalg.norm(whole[0])),
     }
 
 
@@ -107,7 +109,10 @@ def cleared(answer, x, y):
     assert found["applied"] == 2, (
         f"apply() was called {found['applied']} times: both batches must be applied, each once."
     )
-    assert found["first"] < _EQUAL, f"the first update is off by {found['first']:.1%}: leave the adding as it is."
+    assert found["first"] < _EQUAL, (
+        f"the first update is off by {found['first']:.0%}, and {found['times']:.2g} × as long as the whole batch's: "
+        "leave the adding as it is."
+    )
     assert found["second"] < _EQUAL, f"the second update is off by {found['second']:.0%}" + (
         ": the first batch's gradients are still in it." if found["kept"] < _EQUAL else ": it holds something else."
     )
@@ -126,7 +131,7 @@ def _norms(answer, x, y):
     scores = model(x)
     if scores.shape != (len(x), 10):
         return f"its scores have the shape {tuple(scores.shape)}, not ({len(x)}, 10)."
-    if sum(isinstance(layer, keras.layers.Dense) for layer in model.layers) < 2:
+    if sum(len(weight.shape) == 2 for weight in model.trainable_variables) < 2:
         return "there are no two dense layers in it."
     whole = _flat(_gradients(model, x, y))
     parts = [_flat(_gradients(model, x[start : start + 32], y[start : start + 32])) for start in range(0, len(x), 32)]

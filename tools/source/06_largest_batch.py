@@ -193,8 +193,8 @@ meets = SMALL[1] + (BUDGET_MIB - high) / slope
 by_line = int(0.8 * meets) // 256 * 256
 confirmed = lab.measure(train, by_line, STEPS, label=f"{by_line} rows, by the line", budget=BUDGET)
 lab.note(
-    f"The line meets {BUDGET} at {meets:.0f} rows, between two tries of the search, which had found "
-    f"{found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died on this "
+    f"The line meets {BUDGET} at {meets:.0f} rows, between two tries of the search, which had "
+    f"found {found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died on this "
     f"way. Why a margin: in the failure above {failure.peak_mib:.1f} MiB of {BUDGET} were in use, "
     f"and {failure.wanted / 2**20:.1f} more had no room in one piece."
 )
@@ -325,7 +325,7 @@ lab.note(
     "times as long. That is this CPU's: on a device that is not full a large batch takes hardly "
     f"longer than a small one. An epoch takes {small['ms an epoch']:.0f} ms in small batches and "
     f"{full['ms an epoch']:.0f} in one. Neither end need be the best: {BATCHES[1]} rows are at "
-    f"{middle[per_update]:.2f} and at {middle[per_time]:.2f}, {middle['ms an epoch']:.0f} ms an epoch."
+    f"{middle[per_update]:.2f} and {middle[per_time]:.2f}, {middle['ms an epoch']:.0f} ms an epoch."
 )
 
 # %% [markdown]
