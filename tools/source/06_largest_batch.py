@@ -194,8 +194,8 @@ by_line = int(0.8 * meets) // 256 * 256
 confirmed = lab.measure(train, by_line, STEPS, label=f"{by_line} rows, by the line", budget=BUDGET)
 lab.note(
     f"The line meets {BUDGET} at {meets:.0f} rows, between two tries of the search, which had "
-    f"found {found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died on this "
-    f"way. Why a margin: in the failure above {failure.peak_mib:.1f} MiB of {BUDGET} were in use, "
+    f"found {found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died "
+    f"on this way. Why a margin: in the failure above {failure.peak_mib:.1f} MiB of {BUDGET} were in use, "
     f"and {failure.wanted / 2**20:.1f} more had no room in one piece."
 )
 
@@ -278,18 +278,6 @@ def best(batch, count):
     return float(np.median(of_rates[rate])), min(of_rates[rate]), max(of_rates[rate]), rate
 
 
-print(
-    "TEMP",
-    [
-        (
-            b,
-            r,
-            [round(float(np.median(v)), 3) for v in c.values()][:1],
-            round(float(np.median(c[25])), 3),
-        )
-        for b, r, c in found_losses
-    ],
-)
 figure, (by_update, by_time) = plt.subplots(1, 2, sharey=True)
 rows = {}
 for batch, line, colour in zip(BATCHES, lab.LINES, lab.COLOURS):
