@@ -1,38 +1,51 @@
 """Graders of the lab on a new model for every trial."""
 
+import contextlib
+import functools
 import gc
-from numbers import Integral
 
 from labsupport.ground.meter import phase
 from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
-def _registered():
-    from tensorflow.python.framework import ops
+@contextlib.contextmanager
+def _traced_layers():
+    """A list that gains an entry for each Dense layer that is called while a function is traced."""
+    import keras
+    import tensorflow as tf
 
-    return set(ops.gradient_registry.list())
+    original, traced = keras.layers.Dense.call, []
+
+    @functools.wraps(original)  # Keras reads the signature
+    def call(layer, *given, **named):
+        if tf.inside_function():
+            traced.append(layer.name)
+        return original(layer, *given, **named)
+
+    keras.layers.Dense.call = call
+    try:
+        yield traced
+    finally:
+        keras.layers.Dense.call = original
 
 
 def _both(answer, original, candidates):
-    """In the arm: (losses of the answer, of the original, gradient functions that each adds), or a complaint."""
+    """In the arm: (losses of the answer, of the original, layers that each traced), or a complaint."""
     import numpy as np
 
-    before = _registered()
-    with phase("yours"):
+    with phase("yours"), _traced_layers() as mine:
         got = answer(candidates)
         gc.collect()
-    between = _registered()
     if untouched(got):
         return "the function returns nothing yet: return the losses, as the search above does."
-    with phase("original"):
+    with phase("original"), _traced_layers() as theirs:
         wanted = original(candidates)
         gc.collect()
-    after = _registered()
     try:
         got = np.asarray(got, float)
     except (TypeError, ValueError):
         return f"return losses (numbers in lists), and no {type(got).__name__}."
-    return got, np.asarray(wanted, float), len(between - before), len(after - between)
+    return got, np.asarray(wanted, float), len(mine), len(theirs)
 
 
 def _same_losses(answer, original, candidates, label):
@@ -48,7 +61,7 @@ def _same_losses(answer, original, candidates, label):
     where = np.unravel_index(np.argmax(off), off.shape)
     assert off.max() < 5e-3, (
         f"the losses differ from those of fresh models: {got[where]:.4g} in place of {wanted[where]:.4g} in trial "
-        f"{where[0] + 1}. Do weights, optimizer and its state all start anew?"
+        f"{where[0] + 1}. Do weights, optimizer and its state all start anew, with the same rate and batches?"
     )
     return done
 
@@ -79,50 +92,9 @@ def reused(answer, original, rates, one_model):
     assert kept < 1.5 * one_model, (
         f"{kept:.0f} MiB are kept, and one model with Adam's state has {one_model:.0f}: something is still made in the loop."
     )
-    added, by_all = done.value[2:]
-    assert added > 0 or by_all == 0, "no step was traced: the search above runs a tf.function, keep it one."
-    assert added <= by_all / len(rates), (
-        f"the table has {added} gradient functions more, one traced step adds {by_all / len(rates):.0f}: "
-        "it is traced more than once."
+    traced, by_all = done.value[2:]
+    assert traced > 0, "no step was traced: the search above runs a tf.function, keep it one."
+    assert traced <= by_all / len(rates), (
+        f"the step is traced more than once: {traced} layers were traced, and {by_all / len(rates):.0f} for each trial of "
+        "the search above."
     )
-
-
-def _counts(answer):
-    """In the arm: per activation what the answer says and what is so."""
-    import keras
-    import tensorflow as tf
-
-    @tf.custom_gradient
-    def doubled(x):
-        return 2.0 * x, lambda upstream: 2.0 * upstream
-
-    activations = {
-        "relu": "relu",
-        "silu": "silu",
-        "a function of one custom gradient": lambda x: doubled(x),
-        "a function of three custom gradients": lambda x: doubled(doubled(doubled(x))),
-        "tanh": "tanh",
-    }
-    rows = []
-    for name, activation in activations.items():
-        layer, x = keras.layers.Dense(4, activation), tf.ones((2, 4))
-        layer(x)
-        before = len(_registered())
-        tf.function(layer)(x)
-        wanted, got = len(_registered()) - before, answer(activation)
-        rows.append((name, wanted, int(got) if isinstance(got, Integral) else got))
-    return rows
-
-
-@exercise(
-    3,
-    "Only a trace adds entries: a call outside a tf.function shows nothing.",
-    "Compare the table before and after one traced call; what is new in it is what the call added.",
-)
-def entries(answer):
-    """answer(activation) counts the gradient functions that one traced forward pass adds to TensorFlow's table."""
-    done = try_out(_counts, answer, label="your answer to 3")
-    for name, wanted, got in done.value:
-        assert not untouched(got), "entries_added() returns nothing yet: return a number of entries."
-        assert isinstance(got, int), f"return a whole number, and no {type(got).__name__}."
-        assert got == wanted, f"{name}: you count {got}, one traced call adds {wanted}."

@@ -35,7 +35,6 @@ import keras
 
 TRIALS = lab.choose(SCALE, quick=5, full=20)
 BUDGET_MIB = lab.choose(SCALE, quick=100, full=340)  # halfway between two trials' peaks
-ROUNDS = lab.choose(SCALE, quick=1, full=4)  # models for each way of training, after a first one
 RATES = [0.001 * 0.8**trial for trial in range(TRIALS)]
 UNITS = 1024
 
@@ -57,11 +56,8 @@ def samples():
     return x, x[:, :1]
 
 
-my_guess = lab.guess(
-    f"Tensor memory still in use after {TRIALS} trials, each model deleted, the session cleared, "
-    "garbage collected?",
-    GUESS_MIB,
-)
+question = f"Tensor memory in use after {TRIALS} trials, each model deleted, garbage collected?"
+my_guess = lab.guess(question, GUESS_MIB)
 
 # %% [markdown]
 # The weights are counted by hand. Adam keeps two more numbers for each of them.
@@ -70,18 +66,17 @@ my_guess = lab.guess(
 shapes = [(UNITS, UNITS), (UNITS,), (UNITS, UNITS), (UNITS,), (UNITS, 1), (1,)]
 weights = sum(lab.tensor_mib(shape) for shape in shapes)
 one_model = 3 * weights
-print(f"weights: {weights:.2f} MiB, with Adam's state: {one_model:.2f} MiB")
+print(f"weights {weights:.2f} MiB, with Adam's state {one_model:.2f} MiB")
 print(f"after {TRIALS} trials: 0 MiB if all models are freed, {TRIALS * one_model:.0f} if none is")
 
 # %% [markdown]
 # ## Failure
 #
-# The search as people write it. It already has all three popular cures in it: `del`, `clear_session()` and
-# `gc.collect()`.
+# The search as people write it, with three popular cures already in it: `del`, `clear_session()` and `gc.collect()`.
 
 
 # %%
-def model_per_trial(rates):
+def model_per_trial(rates, cures=True):
     x, y = samples()
     losses = []
     for number, rate in enumerate(rates, 1):
@@ -90,37 +85,43 @@ def model_per_trial(rates):
             model.compile(keras.optimizers.Adam(rate), "mse")
             history = model.fit(x, y, epochs=2, shuffle=False, verbose=0)
             losses.append(history.history["loss"][-1])
-            del model, history
-            keras.utils.clear_session()
-            gc.collect()
+            if cures:
+                del model, history
+                keras.utils.clear_session()
+                gc.collect()
     return losses
 
 
 failure = lab.run(model_per_trial, RATES, budget=f"{BUDGET_MIB} MiB", label="a model per trial")
 lab.expect_oom(failure)
-finished = len(failure.phases) - 1  # the last phase is the trial that died
-print(f"{finished} trials finished, trial {finished + 1} died")
 
 # %% [markdown]
-# The same search with room for all its trials shows what each one leaves behind.
+# The budget has room for two trials and more; the last one began with what dropped models had left. (It took long to
+# die: several operations of its graph asked for memory, and each waited some seconds for somebody to free it.)
+#
+# ## Advice, tested
+#
+# What do the three cures free? The same search with room for all its trials, with the cures and without any.
 
 # %%
 unbounded = lab.run(model_per_trial, RATES, label="a model per trial, no tight budget")
+uncured = lab.measure(model_per_trial, RATES, False, label="the same, without the cures")
 lab.expect_finished(unbounded)
-held = [part.held_mib for part in unbounded.phases]
-kept_per_trial = (held[-1] - held[0]) / (TRIALS - 1)
-print("in use after each trial (MiB):", *(f"{size:.1f}" for size in held))
-print(f"kept per trial: {kept_per_trial:.2f} MiB = {kept_per_trial / weights:.2f} × the weights")
+kept_per_trial, kept_uncured = (
+    (search.phases[-1].held_mib - search.phases[0].held_mib) / (TRIALS - 1)
+    for search in (unbounded, uncured)
+)
+print("in use after each trial (MiB):", *(f"{part.held_mib:.1f}" for part in unbounded.phases))
 lab.note(
-    f"The budget is {BUDGET_MIB / unbounded.phases[0].peak_mib:.1f} times the peak of the first "
-    f"trial. Trial {finished + 1} began with what {finished} dropped models had left."
+    f"Each trial leaves {kept_per_trial:.2f} MiB, {kept_per_trial / weights:.2f} times the "
+    f"weights. Without the cures it leaves {kept_uncured:.2f} MiB."
 )
 
 # %% [markdown]
 # ## Fix
 #
-# `clear_session()` is the advice, and it did not help. Two things do, with the same trials under the same budget. The
-# first: build **one** model, and put its weights and its optimizer's state back before each trial. It is traced once.
+# Two things do help, with the same trials under the same budget. The first: build **one** model, and put its weights
+# and its optimizer's state back before each trial. It is traced once.
 
 
 # %%
@@ -146,47 +147,37 @@ fix = lab.run(one_model_reset, RATES, budget=f"{BUDGET_MIB} MiB", label="one mod
 lab.expect_finished(fix)
 
 # %% [markdown]
-# The second: a process for each trial. When a process ends, everything it had goes back to the system. `lab.run()`
-# does just that. It costs the start of TensorFlow in every trial, and suits long trials and models of different shape.
+# The second: a process for each trial, as `lab.run()` gives it; here the first trial's. When a process ends, everything
+# it had goes back to the system. One started in the ordinary way loads TensorFlow anew, so this suits long trials, and
+# models of different shape.
 
 # %%
-own = {"budget": f"{BUDGET_MIB} MiB"}
-own_process = [
-    lab.measure(model_per_trial, [rate], label=f"own process, rate {rate:g}", **own)
-    for rate in RATES[:2]
-]
+own = {"budget": f"{BUDGET_MIB} MiB", "label": "a process of its own"}
+own_process = lab.measure(model_per_trial, RATES[:1], **own)
 
 # %% [markdown]
 # ## Side by side
 
 # %%
-side_by_side = lab.compare(unbounded, failure, fix, *own_process)
+side_by_side = lab.compare(unbounded, failure, fix, own_process)
 side_by_side
 
 # %%
-lab.predicted_vs_measured(
-    kept_after_all_trials=(TRIALS * one_model, unbounded.end_mib),
-    one_model_with_Adam=(one_model, held[0]),
-)
-
-# %%
 print(my_guess.against(unbounded.end_mib))
-print(f"Time: {unbounded.seconds:.1f} s, with one model reset {fix.seconds:.1f} s")
 print("Losses, a new model each time:", *(f"{loss:.4f}" for loss in unbounded.value))
 print("Losses, one model reset:      ", *(f"{loss:.4f}" for loss in fix.value))
-assert np.allclose(unbounded.value, fix.value, rtol=1e-3), (
-    "both searches must train the same models"
-)
+same = np.allclose(fix.value, unbounded.value, 1e-3)
+assert same and np.allclose(fix.value[:1], own_process.value, 1e-3), "all train the same models"
 assert fix.phases[-1].held_mib - fix.phases[0].held_mib < 0.1 * weights, "the reset keeps nothing"
+lab.predicted_vs_measured(kept_after_all_trials=(TRIALS * one_model, unbounded.end_mib))
 
 # %% [markdown]
 # ## Explain
 #
 # ### Which way of training keeps a model?
 #
-# One process, many models. Each way gets fresh models, one after the other. Each model is deleted, the session is
-# cleared, garbage is collected. The counter is exact, so two models are enough: what the last one added is what a
-# model leaves.
+# One process, many models. Each way gets two, one after the other. Each is deleted, the session cleared, garbage
+# collected. The counter is exact, so the second shows what a model leaves.
 
 
 # %%
@@ -204,89 +195,75 @@ def registered():
     return set(ops.gradient_registry.list())
 
 
-def ways(rounds):
+def dropped_model(way, activation="relu"):
+    model = build(activation)
+    way(model)
+    watch = weakref.ref(model)
+    del model
+    keras.utils.clear_session()
+    gc.collect()
+    return watch
+
+
+def ways():
     x, y = samples()
 
     def fit(model, optimizer="adam", eager=False):
         model.compile(optimizer, "mse", run_eagerly=eager)
         model.fit(x, y, verbose=0)
 
-    def predict(model):
-        model.predict(x, verbose=0)
-
-    def train_on_batch(model):
-        model.compile("adam", "mse")
-        model.train_on_batch(x, y)
-
     def custom_step(model, optimizer=None):
         @tf.function
         def step():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((model(x) - y) ** 2)
-            pairs = zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            gradients = tape.gradient(loss, model.trainable_variables)
             if optimizer:
-                optimizer.apply_gradients(pairs)
+                optimizer.apply(gradients, model.trainable_variables)
             else:
-                for gradient, variable in pairs:
-                    variable.assign_sub(0.01 * gradient)
+                for weight, gradient in zip(model.trainable_variables, gradients):
+                    weight.assign_sub(0.01 * gradient)
 
         step()
 
+    rows = {}
     table = {
-        "built, not trained": lambda model: None,
-        "predict": predict,
-        "predict, silu in place of relu": predict,
+        "predict": lambda model: model.predict(x, verbose=0),
+        "predict, silu in place of relu": lambda model: model.predict(x, verbose=0),
         "fit, run_eagerly=True": lambda model: fit(model, eager=True),
         "fit, Adam": fit,
         "fit, SGD": lambda model: fit(model, "sgd"),
-        "train_on_batch, Adam": train_on_batch,
         "tf.function step, Keras Adam": lambda model: custom_step(model, keras.optimizers.Adam()),
         "tf.function step, assign_sub by hand": custom_step,
         "fit, Adam without all-reduce": lambda model: fit(model, LocalAdam()),
     }
-
-    def dropped_model(way, name):
-        model = build("silu" if "silu" in name else "relu")
-        way(model)
-        watch = weakref.ref(model)
-        del model
-        keras.utils.clear_session()
-        gc.collect()
-        return watch
-
-    rows = {}
     for name, way in table.items():
-        dropped_model(way, name)
+        activation = "silu" if "silu" in name else "relu"
+        dropped_model(way, activation)
         before = len(registered())
         with lab.phase(name):
-            alive = [dropped_model(way, name)() is not None for _ in range(rounds)]
-        added = (len(registered()) - before) / rounds
-        rows[name] = {"gradient functions added per model": added, "model object alive": any(alive)}
+            alive = dropped_model(way, activation)() is not None
+        rows[name] = {"gradient functions added": len(registered()) - before, "model alive": alive}
     return rows
 
 
-ways_run = lab.measure(ways, ROUNDS, label="ways of training")
-kept = pd.Series({part.name: part.added_mib / ROUNDS for part in ways_run.phases})
-table = pd.DataFrame({"kept MiB per model": kept, "× weights": kept / weights})
-table = table.join(pd.DataFrame.from_dict(ways_run.value, orient="index"))
-keeps, registers = kept > 0.1 * weights, table["gradient functions added per model"] > 0
-assert (keeps == registers).all() and not table["model object alive"].any()
-table.round(2)
+ways_run = lab.measure(ways, label="ways of training")
+kept = pd.Series({part.name: part.added_mib for part in ways_run.phases})
+table = pd.DataFrame.from_dict(ways_run.value, orient="index")
+table.insert(0, "MiB kept", kept.round(2))
+keeps, registers = kept > 0.1 * weights, table["gradient functions added"] > 0
+assert (keeps == registers).all() and not table["model alive"].any()
+print(table.to_string())
 
 # %%
-colours = [lab.COLOURS[0] if keeping else lab.COLOURS[2] for keeping in keeps]
-axes = kept.plot.barh(color=colours, xlabel="MiB that stay for each model that was dropped")
+axes = (kept / weights).plot.barh(xlabel="kept of a dropped model, × its weights")
 axes.bar_label(axes.containers[0], fmt="%.1f", padding=6)
-axes.margins(x=0.1)
-for multiple in (1, 3):
-    axes.axvline(multiple * weights, color="black", lw=1, ls=":")
-    axes.text(multiple * weights, -0.7, f"{multiple} × weights ", ha="right")
 axes.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# In no row is the model object alive: a weak reference to it is dead, and a search for model objects finds nothing. But
-# the rows that keep memory are exactly the rows that add gradient functions to a table. Follow that.
+# No model object is alive (a weak reference to it is dead). The rows that keep memory are those that add gradient
+# functions to a table. Follow that.
 #
 # ### The reference that keeps it
 #
@@ -302,9 +279,7 @@ def who_keeps_it():
 
     from tensorflow.python.framework import ops
 
-    table = ops.gradient_registry
-    before = set(table.list())
-    x, y = samples()
+    table, before, (x, y) = ops.gradient_registry, registered(), samples()
     with lab.phase("trained"):
         model = build()
         model.compile("adam", "mse")
@@ -314,19 +289,18 @@ def who_keeps_it():
         keras.utils.clear_session()
         gc.collect()
 
-    entries = sorted(set(table.list()) - before)
+    entries = sorted(registered() - before)
     function = table.lookup(entries[0])
     inner = inspect.getclosurevars(function).nonlocals["tape_grad_fn"]
     result = tf.nest.flatten(inspect.getclosurevars(inner).nonlocals["result"])
     graph = result[0].graph
     handles = [outside for outside, _ in graph.captures if outside.dtype == tf.resource]
-    shapes = [handle._handle_data.shape_and_type[0].shape for handle in handles]
-    behind = sum(lab.tensor_mib([size.size for size in shape.dim]) for shape in shapes)
+    sizes = [handle._handle_data.shape_and_type[0].shape.dim for handle in handles]
+    behind = sum(lab.tensor_mib([dim.size for dim in size]) for size in sizes)
     chain = [
         f"table of gradient functions, entry {entries[0]!r}",
         f"  → {function.__qualname__}, and in its closure {inner.__name__}",
-        f"  → in its closure 'result': {len(result)} tensors, the first is {result[0].name!r}",
-        f"  → their graph {graph.name!r}",
+        f"  → in its closure 'result': {len(result)} tensors of the graph {graph.name!r}",
         f"  → its captured inputs: {len(handles)} variable handles, {behind:.2f} MiB behind them",
     ]
     del function, inner, result, graph, handles
@@ -342,57 +316,44 @@ print(*keeper.value, sep="\n")
 pd.DataFrame({"MiB in use": {part.name: part.held_mib for part in keeper.phases}}).round(2)
 
 # %% [markdown]
-# A variable's memory lives as long as its handle. The model is gone, but the graph of the training step captured the
-# handles of its variables. The registered gradient function holds tensors of that graph. The table is a root, which no
-# collection touches. Taking the entries out frees everything.
+# A variable lives as long as its handle. The graph of the training step captured the handles, the registered gradient
+# function holds tensors of that graph, and no collection touches the table. `clear_session()` clears Keras' own state.
 #
 # Who asks for a custom gradient here? Keras' optimizer sums the gradients over all replicas before it applies them,
 # also when there is just one device, and that sum is a `tf.custom_gradient`. Hence the pattern in the table of ways:
 #
 # * Eager execution registers nothing, nor does `predict` of a network of `relu`, in which no custom gradient is traced.
-#   `silu` is a custom gradient itself: to predict with such a network, and never to train it, is enough to keep it.
-# * `fit`, `train_on_batch` and your own step keep the model as soon as a Keras optimizer is traced. Plain SGD has no
-#   state the size of the weights, so it keeps the weights alone; Adam keeps three times as much.
+#   `silu` is a custom gradient itself: to predict with such a network is enough to keep it.
+# * `fit` and your own step keep the model as soon as a Keras optimizer is traced: Adam with its state, three times as
+#   much as plain SGD, whose state is small.
 # * Without the sum over replicas (`LocalAdam`) nothing is kept. It overrides a private method: a proof, and at most a
 #   stopgap for a single device.
 #
-# `clear_session()` clears Keras' own global state. The table is TensorFlow's, so it cannot help.
-#
 # ### Other versions
 #
-# **Recorded, not measured in this run:** the same loop on other versions, MiB that stay for each model.
+# **Recorded, not measured in this run:** MiB that stay for each model.
 
 # %%
 pd.read_csv("../data/recorded/model_per_trial.csv", keep_default_na=False)
 
 # %% [markdown]
-# TensorFlow 2.21.0 with Keras 3.15.1 were the newest releases when this was recorded; no nightly build was tried. The
-# cause is reported as issue 97697 of tensorflow/tensorflow. Pull request 109334, merged but not part of 2.21.0, makes
-# the gradient function no longer capture `result`. The row *result not captured* is 2.21.0 with that one line changed
-# by hand: a Keras optimizer then keeps nothing. `silu`, whose own gradient function captures its input, keeps its model
-# in every row, without any Keras optimizer.
-# To ask your newest version, in the repository's folder:
-#
-#     python -m venv newest && newest/bin/pip install tf-nightly
-#     newest/bin/python data/recorded/model_per_trial.py --header
+# The cause is issue 97697 of tensorflow/tensorflow. Pull request 109334, merged but not part of 2.21.0, makes the
+# gradient function no longer capture `result`. The row *result not captured* is 2.21.0 with that one line changed by
+# hand: a Keras optimizer then keeps nothing. `silu`, whose own gradient function captures its input, keeps its model in
+# every row, without any Keras optimizer. `data/recorded/model_per_trial.py` asks another version.
 #
 # ### When it flips
 #
-# The leak matters when trials × kept is more than the room beside one trial. Move the sliders. The figures for one
-# trial come from this run and are scaled with the weights: predicted.
+# The leak matters when trials × kept is more than the room beside one trial (figures of this run, scaled: predicted).
+
 
 # %%
-peak_of_one = unbounded.phases[0].peak_mib
-
-
 def lifetime(budget_gib=8.0, weights_mib=250):
     scale = weights_mib / weights
-    room = budget_gib * 1024 - peak_of_one * scale
+    room = budget_gib * 1024 - unbounded.phases[0].peak_mib * scale
     fits = int(room // (kept_per_trial * scale)) + 1 if room >= 0 else 0
-    print(
-        f"weights of {weights_mib} MiB in {budget_gib:g} GiB: {fits} trials with a model each, "
-        f"{'any number' if fits else '0'} with one model that is reset (predicted)"
-    )
+    reset = "any number" if fits else 0
+    print(f"{fits} trials with a model each, {reset} with one that is reset (predicted)")
 
 
 lab.explore(lifetime, budget_gib=(1.0, 80.0, 1.0), weights_mib=(10, 2000, 10))
@@ -411,12 +372,12 @@ lab.verdict(
     predict_silu=kept["predict, silu in place of relu"],
 )
 
+
 # %% [markdown]
 # ## Exercises
 #
-# **1.** The candidates of this search have different widths, so that one model cannot be reset, and each trains for
-# two steps, too few for a process of its own. Write `widths_kept_apart(widths)`: the same losses with the same
-# optimizer, and nothing is left of the models.
+# **1.** These models have different widths, so that none can be reset, and each trains for two steps, too few for a
+# process of its own. Write `widths_kept_apart(widths)`: the same losses, and nothing is left of the models.
 
 
 # %%
@@ -521,6 +482,38 @@ def widths_kept_apart(widths):
         del model
         gc.collect()
     return losses
+
+
+# %% tags=["right"]
+def widths_kept_apart(widths):
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(width, "relu")
+        model = keras.Sequential([keras.Input((UNITS,)), hidden, keras.layers.Dense(1)])
+        model.compile(LocalAdam(), "mse")
+        losses.append([model.train_on_batch(x, y) for _ in range(2)][-1])
+    return losses
+
+
+# %% tags=["wrong"]
+# says: batches
+def widths_kept_apart(widths):
+    x, y = samples()
+    losses = []
+    for width in widths:
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(width, "relu")
+        model = keras.Sequential([keras.Input((UNITS,)), hidden, keras.layers.Dense(1)])
+        model.compile("adam", "mse", run_eagerly=True)
+        losses.append(model.fit(x, y, epochs=2, verbose=0).history["loss"][-1])
+    return losses
+
+
+# %% tags=["right"]
+def widths_kept_apart(widths):
+    return [lab.measure(widths_searched, [width]).value[0] for width in widths]
 
 
 # %% [markdown]
@@ -652,53 +645,52 @@ def reused_step(rates):
     return dict(zip(rates, fresh_step(rates)))
 
 
-# %% [markdown]
-# **3.** Some activations are custom gradients themselves. Return how many gradient functions one traced forward pass
-# of a `Dense(4, activation)` layer adds to the table. (`registered()` above gives the names that are in it.)
-
-
-# %%
-def entries_added(activation):
-    layer, x = keras.layers.Dense(4, activation), tf.ones((2, 4))
-    layer(x)  # makes its variables
-    # BEGIN SOLUTION
-    before = registered()
-    tf.function(lambda: layer(x))()
-    return len(registered() - before)
-    # END SOLUTION
-
-
-# %%
-check.entries(entries_added)
-
-
 # %% tags=["right"]
-def entries_added(activation):
-    layer = keras.layers.Dense(4, activation)
-    layer.build((2, 4))
-    before = len(registered())
-    tf.function(layer.call).get_concrete_function(tf.TensorSpec((2, 4)))
-    return np.int64(len(registered()) - before)
+def reused_step(rates):
+    x, y = samples()
+    model, optimizer = build(), LocalAdam()
+    optimizer.build(model.trainable_variables)
+    start, fresh = model.get_weights(), [variable.numpy() for variable in optimizer.variables]
+
+    @tf.function
+    def step(rate):
+        optimizer.learning_rate.assign(rate)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    losses = []
+    for rate in rates:
+        model.set_weights(start)
+        for variable, value in zip(optimizer.variables, fresh):
+            variable.assign(value)
+        losses.append([float(step(tf.constant(rate))) for _ in range(3)])
+    return losses
 
 
 # %% tags=["wrong"]
-# says: silu
-def entries_added(activation):
-    layer, x = keras.layers.Dense(4, activation), tf.ones((2, 4))
-    before = registered()
-    layer(x)
-    return len(registered() - before)
+# says: more than once
+def reused_step(rates):
+    x, y = samples()
+    model, optimizer = build(), keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    variables = model.variables + optimizer.variables
+    start = [variable.numpy() for variable in variables]
 
+    @tf.function
+    def step(rate):
+        optimizer.learning_rate = rate
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
 
-# %% tags=["wrong"]
-# says: relu
-def entries_added(activation):
-    layer, x = keras.layers.Dense(4, activation), tf.ones((2, 4))
-    tf.function(lambda: layer(x))()
-    return len(registered())
-
-
-# %% tags=["wrong"]
-# says: three
-def entries_added(activation):
-    return 0 if activation in ("relu", "tanh") else 1
+    losses = []
+    for rate in rates:
+        for variable, value in zip(variables, start):
+            variable.assign(value)
+        losses.append([float(step(rate)) for _ in range(3)])
+    return losses
