@@ -27,7 +27,7 @@ class Guess:
         number = ipywidgets.Text(
             value=f"{self.mib:g}" if self.mib else "",
             description="My guess:",
-            placeholder="460, 0.5 GiB or 2 GB; a bare number is MiB",
+            placeholder="460, 0.5 GiB or 2 GB",
             continuous_update=False,
             style={"description_width": "initial"},
         )
@@ -37,7 +37,7 @@ class Guess:
         show_widget(self.box, f"{question} (run this cell to enter a guess)")
 
     def _words(self):
-        return f"Noted: {self.mib:,.4g} MiB." if self.mib else "Press Enter to note it."
+        return f"Noted: {self.mib:,.4g} MiB." if self.mib else "Press Enter to note it; a number without a unit is MiB."
 
     def _note(self, change):
         try:
