@@ -5,8 +5,12 @@ import numpy as np
 from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
-def _pruned(options, steps, data):
-    """In the arm, with Keras 2: (share of zeros after each step) of a kernel that is pruned for so many steps."""
+def _pruned(schedules, data):
+    """In the arm, with Keras 2: of each training, the share of zeros in a kernel after each of its steps."""
+    return [_shares(options, steps, data) for steps, options in schedules.items()]
+
+
+def _shares(options, steps, data):
     import tensorflow as tf
     import tensorflow_model_optimization as tfmot
 
@@ -35,12 +39,16 @@ def _pruned(options, steps, data):
 )
 def schedule(answer, data, env):
     """answer(steps) gives a schedule that leaves 80 % zeros; real trainings of three lengths show it."""
-    for steps in (20, 57, 110):
-        options = answer(steps)
+    schedules = {steps: answer(steps) for steps in (20, 57, 110)}
+    for steps, options in schedules.items():
         assert not untouched(options), "schedule() returns nothing yet: return a dict."
         assert isinstance(options, dict), f"schedule() returns a {type(options).__name__}, not a dict."
-        done = try_out(_pruned, options, steps, data, env=env, label=f"{steps} steps with your schedule")
-        shares = np.array(done.value)
+        for name in ("begin_step", "end_step", "frequency"):
+            number = options.get(name, 0)
+            assert number == int(number), f"for {steps} steps {name} is {number}: a number of steps is whole."
+    done = try_out(_pruned, schedules, data, env=env, label="your schedules")
+    for steps, shares in zip(schedules, done.value):
+        shares = np.array(shares)
         end = f"after {steps} steps {shares[-1]:.1%} are zeros"
         assert abs(shares[-1] - 0.8) < 0.005, f"{end} and not 80 %: at which step is the last renewal?"
         renewals = np.flatnonzero(np.diff(shares, prepend=0) > 1e-9)
@@ -62,6 +70,9 @@ def to_csr(answer, kernel):
         parts = answer(given.copy())
         assert not untouched(parts), "to_csr() returns nothing yet."
         assert isinstance(parts, (tuple, list)) and len(parts) == 3, "return three arrays: values, columns, starts."
+        assert not any(isinstance(part, (tuple, list)) and np.ndim(part[0]) for part in parts), (
+            "each of the three is one array, in which the rows follow one another."
+        )
         values, columns, starts = map(np.asarray, parts)
         for part, kind, what in (
             (values, "float32", "values"),
@@ -70,12 +81,17 @@ def to_csr(answer, kernel):
         ):
             assert part.dtype == kind, f"{what} are {part.dtype}, not {kind}."
         assert len(starts) == len(given) + 1, f"{name} of {len(given)} rows got {len(starts)} starts, not rows + 1."
-        assert starts[0] == 0 and starts[-1] == len(values) == len(columns), "the last start is the number of values."
         assert len(values) == np.count_nonzero(given), f"{len(values)} values: only what is not zero is to be stored."
+        assert starts[0] == 0 and starts[-1] == len(values) == len(columns), (
+            "starts begin with 0, and the last of them is the number of values."
+        )
+        assert (np.diff(starts) >= 0).all(), "starts go down somewhere: a row starts where the one before it ends."
         back = np.zeros_like(given)
         rows = np.repeat(np.arange(len(given)), np.diff(starts))
         back[rows, columns] = values
-        assert np.array_equal(back, given), f"{name} cannot be built again from these parts."
+        assert np.array_equal(back, given), (
+            f"{name} cannot be built again from these parts: values and columns go row by row, starts say where each begins."
+        )
 
 
 def _operations(kernel):
@@ -117,7 +133,9 @@ def prune_blocks(answer, kernel):
         assert np.isin(blocks, (0, 1)).all(), "the zeros do not come in blocks of four inputs of one unit."
         strength = np.abs(kernel).reshape(-1, 4, made.shape[1]).sum(axis=1)
         kept, gone = strength[blocks == 0], strength[blocks == 1]
-        assert kept.min() >= gone.max() * (1 - 1e-5), "a block was removed that is stronger than one that stayed."
+        assert kept.min() >= gone.max() * (1 - 1e-5), (
+            "a block was removed that is stronger than one that stayed: rank the sums of absolute values in the whole kernel."
+        )
         if share == 0.8:
             done = try_out(_operations, made.astype("float32"), label="your kernel, packed")
             assert "DENSIFY" not in done.value, f"the file runs {done.value}: the kernel is unpacked first."
