@@ -194,9 +194,9 @@ by_line = int(0.8 * meets) // 256 * 256
 confirmed = lab.measure(train, by_line, STEPS, label=f"{by_line} rows, by the line", budget=BUDGET)
 lab.note(
     f"The line meets {BUDGET} at {meets:.0f} rows, between two tries of the search, which had "
-    f"found {found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died "
-    f"on this way. Why a margin: in the failure above {failure.peak_mib:.1f} MiB of {BUDGET} were in use, "
-    f"and {failure.wanted / 2**20:.1f} more had no room in one piece."
+    f"found {found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died on "
+    f"this way. Why a margin: in the failure above {failure.peak_mib:.1f} MiB of {BUDGET} were in "
+    f"use, and {failure.wanted / 2**20:.1f} more had no room in one piece."
 )
 
 # %% [markdown]
