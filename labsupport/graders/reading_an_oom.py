@@ -53,7 +53,7 @@ def _encoded(answer, output, batch, lengths):
     if untouched(found):
         return None
     if not isinstance(found, (list, tuple)):
-        return f"you return a {type(found).__name__}: a list of outputs is wanted."
+        return f"you return something of type {type(found).__name__}: a list of outputs is wanted."
     found = [np.asarray(one) for one in found]
     apart = lambda one, own: float(abs(one - own).max()) if one.shape == own.shape else None
     return [(list(one.shape), apart(one, own)) for one, own in zip(found, right)] + [

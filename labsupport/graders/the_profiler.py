@@ -12,6 +12,27 @@ def _by_scope(events, amount):
     return sorted(total, key=total.get, reverse=True)[:3]
 
 
+def _alive_at_peak(events):
+    peak, alive = max(range(len(events)), key=lambda place: events[place]["bytes_allocated"] or 0), {}
+    for event in events[: peak + 1]:
+        alive.pop(event["addr"], None)
+        alive |= {} if event["freed"] else {event["addr"]: event}
+    return list(alive.values())
+
+
+def _made_trace(*rows):
+    """Events with all that those of the lab have: (bytes, address, operation), bytes 0 for what is freed there."""
+    events, sizes = [], {}
+    for number, (size, place, name) in enumerate(rows):
+        freed = 0 if size else sizes.pop(place)
+        sizes |= {place: size} if size else {}
+        facts = {"seconds": number / 10, "freed": not size, "tf_op": name, "shape": f"[{(size or freed) // 4}]"}
+        facts |= {"addr": place, "bytes_allocated": sum(sizes.values())}
+        facts |= dict.fromkeys(("requested_bytes", "allocation_bytes"), size or freed)
+        events.append(facts)
+    return events
+
+
 @exercise(
     1,
     "A sum for each scope; an event that is freed hands nothing out.",
@@ -20,22 +41,15 @@ def _by_scope(events, amount):
 def busiest_scopes(answer, events):
     """answer(events) is the list of three scopes with the most bytes handed out, for this trace and for parts of it."""
     handed = lambda event: 0 if event["freed"] else event["allocation_bytes"]
-    made = [
-        {"freed": freed, "tf_op": name, "allocation_bytes": size}
-        for freed, name, size in (
-            (False, "a/b", 10),
-            (True, "a/b", 10),
-            (False, "c", 14),
-            (False, None, 3),
-            (False, "d/e/f", 9),
-            (False, "d/g", 9),
-        )
-    ]
+    a, c, d, e = (256, 1, "a/b"), (400, 2, "c"), (300, 3, "d/e/f"), (300, 4, "d/g")
+    made = _made_trace(a, (0, 1, "a/b"), c, (80, 5, None), d, e)
     for recorded in (events, made):
         found, expected = answer(recorded), _by_scope(recorded, handed)
         assert not untouched(found), "busiest_scopes() returns nothing yet: return three names."
         found = list(found)
         assert len(found) == 3, f"three scopes are wanted, you return {len(found)}."
+        if other := [name for name in found if not isinstance(name, str)]:
+            raise AssertionError(f"names are wanted, and {other[0]!r} is none.")
         if deep := [name for name in found if "/" in name]:
             raise AssertionError(f"{', '.join(deep)} are operations: their scope is what stands before the first /.")
         if found == expected:
@@ -44,6 +58,9 @@ def busiest_scopes(answer, events):
             "you count each allocation twice, or wrongly: each allocation ends in an event that is freed."
         )
         assert found != _by_scope(recorded, lambda event: not event["freed"]), "you count events, not their bytes."
+        assert found != _by_scope(_alive_at_peak(recorded), handed), (
+            "you count what was held at the peak: what was freed before was handed out, too."
+        )
         known = {(event["tf_op"] or "").split("/")[0] for event in recorded}
         unknown = [name for name in found if name not in known]
         assert not unknown, f"there is no scope {', '.join(unknown)} in these events."

@@ -311,19 +311,6 @@ def cause(log, wanted):
 
 
 # %% tags=["wrong"]
-# says: too much was in use
-def cause(log, wanted):
-    return "in pieces" if [state for state, _ in chunks(log)].count("Free") > 1 else "in use"
-
-
-# %% tags=["wrong"]
-# says: in pieces
-def cause(log, wanted):
-    free = [size for state, size in chunks(log) if state == "Free"]
-    return "in pieces" if free and free[0] >= wanted * 2**20 else "in use"
-
-
-# %% tags=["wrong"]
 # says: in pieces
 def cause(log, wanted):
     return "fragmented"
@@ -359,28 +346,6 @@ def encode_all(batches, output):
     return [done[place] for place in range(len(words))]
 
 
-# %% tags=["right"]
-def encode_all(batches, output):  # all of one length, so that each hole fits the next batch
-    batches = list(batches)
-    longest = max(words.shape[1] for words in batches)
-    padded = [tf.pad(words, [[0, 0], [0, longest - words.shape[1]]]) for words in batches]
-    return [output(wide)[:, : words.shape[1]] for wide, words in zip(padded, batches)]
-
-
-# %% tags=["right"]
-def encode_all(batches, output):
-    import pathlib
-    import tempfile
-
-    import numpy as np
-
-    folder, places = pathlib.Path(tempfile.mkdtemp()), []
-    for number, words in enumerate(batches):
-        places.append(folder / f"{number}.npy")
-        np.save(places[-1], output(words))
-    return tuple(np.load(place, mmap_mode="r") for place in places)
-
-
 # %% tags=["wrong"]
 # says: another batch
 def encode_all(batches, output):
@@ -398,19 +363,6 @@ def encode_all(batches, output):
 # says: values of output
 def encode_all(batches, output):
     return [tf.cast(output(words), tf.float16).numpy() for words in batches]
-
-
-# %% tags=["wrong"]
-# says: no room
-def encode_all(batches, output):
-    import gc
-
-    outputs = []
-    for words in batches:
-        outputs.append(output(words))
-        del words
-        gc.collect()
-    return outputs
 
 
 # %% tags=["wrong"]
