@@ -49,9 +49,9 @@ def _graded(answer, wanted, sizes, label):
     """The arm's result, when the answer has the loop's sum and gradient."""
     done = try_out(_both, answer, wanted, *sizes, label=label)
     value, gradient = done.value
-    assert value < 1e-4, f"the sum differs from the loop's, it is off by {value:.1%} of its largest entry."
+    assert value < 1e-4, f"the sum differs from the loop's, it is off by {value:.2%} of its largest entry."
     assert gradient is not None, "the weight gets no gradient: somewhere on the way its tensors leave the tape."
-    assert gradient < 1e-4, f"the sum is right, the gradient of the weight differs by {gradient:.1%}."
+    assert gradient < 1e-4, f"the sum is right, the gradient of the weight differs by {gradient:.2%}."
     return done
 
 

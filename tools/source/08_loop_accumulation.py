@@ -57,8 +57,6 @@ def article_stack(x, w):
 
 
 class Summed(keras.layers.Layer):
-    """A1's layer: its weight of shape (1, units) is made in the constructor."""
-
     def __init__(self, units, way):
         super().__init__()
         random = keras.initializers.RandomNormal(seed=1)
@@ -135,7 +133,7 @@ article = lab.run(training_step, article_stack, budget=BUDGET, label="article's 
 lab.expect_oom(article)
 
 # %% [markdown]
-# The cure dies of the same illness: the stack still fits, its gradient does not.
+# The stack fits, its gradient does not.
 #
 # ## Fix
 #
@@ -223,27 +221,21 @@ measured = lab.measure(survey, WAYS, CALLS, label="every way in every setting")
 lowest, middle, highest = of_calls(measured, WAYS)
 
 # %%
-panels = middle.plot.barh(
-    subplots=True, layout=(2, 2), sharey=True, figsize=(10, 5), legend=False, title=list(SETTINGS)
-)
+look = {"color": lab.COLOURS[0], "figsize": (10, 5), "legend": False, "title": list(SETTINGS)}
+panels = middle.plot.barh(subplots=True, layout=(2, 2), sharey=True, **look)
 for axes, setting in zip(panels.flat, SETTINGS):
-    low, high = lowest[setting], highest[setting]
-    differs = high > 1.1 * low
-    for row in (row for row, way in enumerate(WAYS) if differs[way]):
-        axes.plot([low.iloc[row], high.iloc[row]], [row, row], "k|-", ms=14, mew=2)
-    texts = [f"{b:,.0f}" if b <= 1.1 * a else f"{a:,.0f} to {b:,.0f}" for a, b in zip(low, high)]
-    for row, words in enumerate(texts):
-        axes.annotate(words, (high.iloc[row], row), (4, 0), textcoords="offset points", va="center")
+    calls = zip(lowest[setting], middle[setting], highest[setting])
+    for row, (low, mid, high) in enumerate(calls):
+        differs = high > 1.1 * low
+        if differs:
+            axes.plot([low, high], [row, row], "k|-", ms=14, mew=2)
+        words = f"{mid:,.0f} ({low:,.0f} to {high:,.0f})" if differs else f"{mid:,.0f}"
+        axes.annotate(words, (high, row), (4, 0), textcoords="offset points", va="center")
     axes.set_ylabel("")
-    axes.margins(x=0.25)
+    axes.margins(x=0.3)
 axes.invert_yaxis()
 axes.figure.supxlabel("peak tensor memory of one call (MiB): median; black: from lowest to highest")
 plt.show()
-
-# %%
-print(
-    "Peak of a call, MiB, median of the calls\n" + middle.to_string(float_format="{:,.0f}".format)
-)
 
 # %%
 forward, training = middle["eager, forward"], middle["eager, training"]
@@ -258,8 +250,7 @@ lab.predicted_vs_measured(
 print(my_guess.against(training["Python loop"]))
 for setting in SETTINGS:
     values = [measured.value[f"{setting}: {way}"] for way in WAYS]
-    print(f"{setting}: all ways give {values[0]:.4g}")
-    assert max(values) - min(values) < 1e-3 * max(values), f"{setting}: the ways differ: {values}"
+    assert np.ptp(values) < 1e-3 * max(values), f"{setting}: the ways differ: {values}"
 
 # %% [markdown]
 # **Where no arithmetic replaces the loop.** A `tanh` around each product (its gradient needs its output) stands for
@@ -276,15 +267,7 @@ def recomputed(x, w):
     return tf.recompute_grad(tanh_of)(x, tf.convert_to_tensor(w))
 
 
-def tanh_loop(x, w):
-    total = tf.zeros((x.shape[0], w.shape[1]))
-    for _ in range(TIMES):
-        total += tanh_of(x, w)
-    return total
-
-
 TANH_WAYS = {
-    "Python loop, tanh": tanh_loop,
     "tf.while_loop, tanh": lambda x, w: one_at_a_time(x, w, tanh_of),
     "tf.while_loop, tanh recomputed": lambda x, w: one_at_a_time(x, w, recomputed),
 }
@@ -297,11 +280,10 @@ assert np.ptp([tanh.value[f"graph, training: {way}"] for way in TANH_WAYS]) < 1e
 in_training = tanh_middle["graph, training"].map("{:.0f} MiB".format)
 product_body = middle["graph, training"]["tf.while_loop, one at a time"]
 lab.note(
-    f"`tf.while_loop` in a graph trained in {product_body:.0f} MiB while its body was a product, "
+    f"In a graph, `tf.while_loop` trained in {product_body:.0f} MiB while its body was a product, "
     "of which the way back needs nothing. With `tanh` in the body it keeps each turn's output: "
-    f"{in_training['tf.while_loop, tanh']}, a Python loop {in_training['Python loop, tanh']}. "
-    f"Recomputed, {in_training['tf.while_loop, tanh recomputed']}. Eager, none of it helps: there "
-    "`tf.while_loop` is a Python loop, and the tape keeps both inputs of its additions."
+    f"{in_training['tf.while_loop, tanh']}. Recomputed: "
+    f"{in_training['tf.while_loop, tanh recomputed']}. Eager, it is a Python loop; neither helps."
 )
 
 # %% [markdown]
@@ -315,8 +297,8 @@ lab.note(
 #   the forward pass the cure turns three tensors into more than a hundred.
 # * **A graph keeps only what is needed, but not in your order.** It drops the additions' inputs. But nothing in it says
 #   that one product must be added before the next is made: each turn reads the weight anew and depends only on that.
-#   Products that are ready early wait for their turn, few or up to all of them, as the threads happen to run. That is
-#   why one graph can have a different peak in every call.
+#   Products that are ready early wait for their turn, few or up to all of them, as the threads of this CPU happen to
+#   run (no GPU was tried). That is why one graph can have a different peak in every call.
 # * **Reading the weight once** makes the hundred products visibly equal. TensorFlow's graph optimizer then merges them
 #   and does the algebra for you. It cannot see that two reads of a variable give the same.
 # * **`tf.while_loop` with `parallel_iterations=1`** forces the order. The default of 10 lets up to ten turns run ahead.
@@ -327,15 +309,14 @@ graph_forward = middle["graph, forward"]
 lab.note(
     f"The graph's training step through the Python loop peaked at {low:.0f} to {high:.0f} MiB in "
     f"{CALLS} calls, eager code at {training['Python loop']:.0f}. The forward pass reverses it: "
-    f"{forward['Python loop']:.0f} MiB eager, {graph_forward['Python loop']:.0f} as a graph. "
-    "And with the weight read once the graph needs "
-    f"{graph_forward['Python loop, weight read once']:.0f} MiB, less than eager code again."
+    f"{forward['Python loop']:.0f} MiB eager, {graph_forward['Python loop']:.0f} as a graph, but "
+    f"{graph_forward['Python loop, weight read once']:.0f} with the weight read once."
 )
 
 # %% [markdown]
 # **What tracing costs.** A graph is memory as well. The Python loop leaves its operations in the graph once for each
 # turn; TensorFlow's allocator does not count them, the process does. The tensors of these training steps are tiny, so
-# that only the graph shows; eager code is read while its tape is alive.
+# that only the graph shows. Eager code is read while its tape is alive.
 
 
 # %%
@@ -358,31 +339,28 @@ def trace_only(turns):
             with_tape = lab.reading().process_mib
         return tape.gradient(loss, w), with_tape
 
-    kinds = {"Python loop": unrolled, "tf.while_loop": looped}
-    for sum_of in kinds.values():  # what only the first trace or tape costs
+    ways = {"Python loop": unrolled, "tf.while_loop": looped}
+    for sum_of in ways.values():  # what only the first trace or tape costs
         tf.function(lambda: step(sum_of, 5)[0])()
-        step(sum_of, 400)
-    kept, rows = [], []
-    for n in turns:
-        before = lab.reading().process_mib
-        rows.append(("Python loop, eager", n, 0, step(unrolled, n)[1] - before))
-    for kind, sum_of in kinds.items():
-        for n in turns:
-            before, function = lab.reading().process_mib, tf.function(lambda: step(sum_of, n)[0])
-            function()
-            kept.append(function)
-            operations = len(function.get_concrete_function().graph.get_operations())
-            rows.append((f"{kind}, graph", n, operations, lab.reading().process_mib - before))
+        step(sum_of, 5)
+    before = lab.reading().process_mib
+    rows = {"Python loop, eager": (0, step(unrolled, turns)[1] - before)}
+    for way, sum_of in ways.items():
+        before, function = lab.reading().process_mib, tf.function(lambda: step(sum_of, turns)[0])
+        function()
+        grown = lab.reading().process_mib - before
+        graph = function.get_concrete_function().graph
+        rows[f"{way}, graph"] = (len(graph.get_operations()), grown)
     return rows
 
 
-traced = lab.measure(trace_only, (100, 200, 400), label="tracing")
-columns = ["loop", "turns", "operations", "process MiB"]
-trace_costs = pd.DataFrame(traced.value, columns=columns).round(1)
-print(trace_costs.to_string(index=False))
-totals = trace_costs.groupby("loop")[["turns", "process MiB"]].sum()
-small = totals["process MiB"]
-per_turn = small["Python loop, graph"] / totals["turns"]["Python loop, graph"]
+TURNS = 400
+traced = lab.measure(trace_only, TURNS, label="tracing")
+columns = ["operations in the graph", "process MiB"]
+trace_costs = pd.DataFrame.from_dict(traced.value, orient="index", columns=columns)
+print(trace_costs.round(1).to_string())
+small = trace_costs["process MiB"]
+per_turn = small["Python loop, graph"] / TURNS
 print(f"\nOne turn of an unrolled loop costs about {1024 * per_turn:.0f} KiB of graph (this run).")
 
 # %% [markdown]
@@ -399,17 +377,15 @@ def crossing(batch=32, units=64, turns=100):
         f"one product {1024 * one:,.0f} KiB. Training (predicted): eager {eager:,.1f} MiB, "
         f"graph {graph:,.1f} to {most:,.1f} MiB with its operations"
     )
-    if graph <= eager <= most:
-        print("it depends on how the threads run")
-    else:
-        print("eager needs more" if eager > most else "the graph needs more")
+    depends = "it depends on how the threads run"
+    print(
+        "eager needs more" if eager > most else "the graph needs more" if eager < graph else depends
+    )
 
 
 lab.explore(crossing, batch=(8, 2048, 8), units=(16, 1024, 16), turns=(10, 1000, 10))
 
 # %% [markdown]
-# Lab 10 goes on from here: what happens when the same function is traced again and again.
-#
 # ## Verdict
 
 # %%
@@ -432,6 +408,7 @@ lab.verdict(
     eager_small=small["Python loop, eager"],
     graph_small=small["Python loop, graph"],
 )
+
 
 # %% [markdown]
 # ## Exercises
@@ -493,6 +470,25 @@ def different_terms(x, w):
 # says: off by
 def different_terms(x, w):
     return float(x.shape[1]) * tf.matmul(x[:, :1], w[:1])
+
+
+# %% tags=["wrong"]
+# says: products at once
+def different_terms(x, w):
+    @tf.custom_gradient  # eager, the tape records what happens in it all the same
+    def loop(x, w):
+        total = tf.zeros((x.shape[0], w.shape[1]))
+        for i in range(x.shape[1]):
+            total += x[:, i : i + 1] @ w[i : i + 1]
+        return total, lambda upstream: (upstream @ tf.transpose(w), tf.transpose(x) @ upstream)
+
+    return loop(x, tf.convert_to_tensor(w))
+
+
+# %% tags=["wrong"]
+# says: off by
+def different_terms(x, w):
+    return tf.cast(tf.cast(x, tf.float16) @ tf.cast(w, tf.float16), tf.float32)
 
 
 # %% [markdown]
@@ -566,3 +562,12 @@ def tanh_without_totals(x, w):
     for i in range(x.shape[1]):
         total = tf.stop_gradient(total) + tf.tanh(x[:, i : i + 1] @ w[i : i + 1])
     return total
+
+
+# %% tags=["wrong"]
+# says: of the loop's peak
+def tanh_without_totals(x, w):
+    terms = [tf.tanh(x[:, i : i + 1] @ w[i : i + 1]) for i in range(x.shape[1])]
+    while len(terms) > 1:
+        terms = [sum(terms[i : i + 2]) for i in range(0, len(terms), 2)]
+    return terms[0]
