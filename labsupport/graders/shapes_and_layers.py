@@ -6,7 +6,7 @@ from labsupport.ground.meter import phase
 from labsupport.lesson.exercises import exercise, try_out, untouched
 
 SIDE, CLASSES, WEIGHTS = 64, 10, 1_500_000
-QUARTERS = [(slice(top, top + 16), slice(left, left + 16)) for top in (0, 48) for left in (0, 48)]
+LEAST_SEEN = 0.75  # of the pixels: a convolution or pooling without padding may leave out a border
 
 
 def _trained(answer, batch):
@@ -28,12 +28,14 @@ def _trained(answer, batch):
         return [below for part in layer.layers for below in all_layers(part)] if hasattr(layer, "layers") else [layer]
 
     convolutions = sum("Conv" in type(layer).__name__ for layer in all_layers(model))
-    noise = np.random.default_rng(0).uniform(size=image.shape).astype("float32")
-    seen = []
-    for rows, columns in QUARTERS:
-        changed = noise.copy()
-        changed[:, rows, columns] = 1 - changed[:, rows, columns]
-        seen.append(bool(np.any(model(noise).numpy() != model(changed).numpy())))
+    # Many images: where each pooling takes the largest of four, three of them do not count in one image.
+    noise = tf.constant(np.random.default_rng(0).uniform(size=(64, *image.shape[1:])).astype("float32"))
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        first = model(noise)[:, 0]
+    slope = tape.gradient(first, noise)
+    seen = 0.0 if slope is None else float(np.mean(np.any(slope.numpy() != 0, axis=(0, 3))))
+    del tape, first, slope, noise
     optimizer = keras.optimizers.Adam()
     x = tf.random.uniform((batch, SIDE, SIDE, 3))
     y = tf.one_hot(tf.random.uniform((batch,), maxval=CLASSES, dtype=tf.int32), CLASSES)
@@ -45,7 +47,7 @@ def _trained(answer, batch):
             optimizer.apply_gradients(zip(gradients, model.trainable_variables))
             del tape, loss, gradients
     weights = sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
-    return {"convolutions": convolutions, "weights": weights, "sees all": all(seen)}
+    return {"convolutions": convolutions, "weights": weights, "seen": seen}
 
 
 @exercise(
@@ -61,7 +63,7 @@ def frugal_cnn(answer, batch, published_mib):
     assert facts["weights"] >= WEIGHTS, (
         f"its trainable weights are fewer than asked for: {facts['weights']:,} and not {WEIGHTS:,}."
     )
-    assert facts["sees all"], "it may not look away: a corner of the image changes nothing in its output."
+    assert facts["seen"] >= LEAST_SEEN, f"only {facts['seen']:.0%} of the pixels of an image count for its output."
     assert done.peak_mib < 0.5 * published_mib, (
         f"it needs {done.peak_mib:.0f} MiB, more than half of the {published_mib:.0f} MiB of the published one."
     )
