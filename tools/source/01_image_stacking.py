@@ -92,7 +92,7 @@ lab.expect_oom(failure)
 #
 # ## Fix
 #
-# The article's fix: let a pipeline decode, hand over one batch at a time and forget it. `AUTOTUNE` leaves to `tf.data`
+# The published fix: let a pipeline decode, hand over one batch at a time and forget it. `AUTOTUNE` leaves to `tf.data`
 # how many images are decoded at once, and how many batches made ready.
 
 

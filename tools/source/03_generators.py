@@ -43,7 +43,7 @@ print(f"{IMAGES} images, decoded {data:.0f} MiB; a batch of {BATCH} has {batch:.
 # %% [markdown]
 # ## Predict
 #
-# A *generator* is a Python function that hands out one element at a time, with `yield`. This one is an article's: it
+# A *generator* is a Python function that hands out one element at a time, with `yield`. This one is published: it
 # gets the whole lists of paths and labels as `args`, and decodes inside.
 
 
@@ -114,8 +114,8 @@ unbounded = lab.measure(shuffled_behind, label="generator, shuffle, no tight bud
 #
 # ## Advice, tested
 #
-# Is it the generator? The articles say that one feeds data without loading all of it. Here it is as published, without
-# `shuffle`, under the same budget. And since the articles' other examples have their images in an array, a second
+# Is it the generator? Published advice says that one feeds data without loading all of it. Here it is as published, without
+# `shuffle`, under the same budget. And since the other published examples have their images in an array, a second
 # generator over such an array.
 
 
@@ -242,7 +242,7 @@ lab.note(
 )
 
 # %% [markdown]
-# **Decoding in Python.** The article decodes inside the generator. Beside it the same function in `map`, where
+# **Decoding in Python.** The published example decodes inside the generator. Beside it the same function in `map`, where
 # TensorFlow runs it without Python: as many calls at once as it chooses, and as a control one at a time. By default
 # `tf.data` makes a `map` parallel and adds a `prefetch`; the options keep all three as they are written.
 

@@ -108,7 +108,7 @@ lab.expect_oom(failure)
 # %% [markdown]
 # ## Advice, tested
 #
-# The article shows the advice on an example of its own size: 100 rows of 50 numbers through one `Dense(10)`. A
+# The advice is published with an example of its own size: 100 rows of 50 numbers through one `Dense(10)`. A
 # full-batch step, repeated, is said to waste memory; a loop over slices of 32, once over the rows, cures it. The third
 # arm is a control: slices of 32 over as many samples as the first arm saw.
 

@@ -2,7 +2,7 @@
 # # 07 · Gradient accumulation: a large batch in the memory of a small one
 #
 # **Symptom:** *"OOM when allocating tensor"*: the batch that a recipe and its learning rate ask for does not fit. The
-# accumulation loop from an article runs, saves memory, lets the loss fall – and still does not train like that batch.
+# accumulation loop as published runs, saves memory, lets the loss fall – and still does not train like that batch.
 #
 # **Afterwards you can** accumulate gradients so that the update equals the large batch's within float error, check that
 # it does, predict what the accumulators cost, and say when accumulation makes memory *worse*.
@@ -125,7 +125,7 @@ lab.expect_oom(failure)
 # %% [markdown]
 # ## Advice, tested
 #
-# The article's loop, with the same data and under the same budget. (As printed it stops with a `NameError`, since its
+# The published loop, with the same data and under the same budget. (As printed it stops with a `NameError`, since its
 # step counter does not exist; a loop counter is the one thing repaired here.)
 
 
@@ -147,8 +147,8 @@ def published():
     return before - flat(model.trainable_variables)
 
 
-articles = lab.run(published, budget=BUDGET, label="published loop", env=lab.NO_ONEDNN)
-lab.expect_finished(articles)
+as_published = lab.run(published, budget=BUDGET, label="published loop", env=lab.NO_ONEDNN)
+lab.expect_finished(as_published)
 
 # %% [markdown]
 # It fits. What "the memory of a small batch" is, an ordinary update from one micro-batch tells:
@@ -158,7 +158,7 @@ small_batch = lab.measure(
     one_update, PART, budget=BUDGET, label="one small batch", env=lab.NO_ONEDNN
 )
 lab.note(
-    f"Published loop: {articles.peak_mib:.1f} MiB; an ordinary update from {PART} rows: "
+    f"Published loop: {as_published.peak_mib:.1f} MiB; an ordinary update from {PART} rows: "
     f"{small_batch.peak_mib:.1f}. "
     "The loop hands the gradients out of the step, where they stay until the next ones are there."
 )
@@ -247,13 +247,13 @@ unbounded = lab.measure(one_update, BATCH, label="whole batch, no tight budget",
 # ## Side by side
 
 # %%
-lab.compare(unbounded, failure, articles, right, keras_own)
+lab.compare(unbounded, failure, as_published, right, keras_own)
 
 # %% [markdown]
 # Do those that fit make the same update? The distance from the whole batch's gradient, as a part of its length:
 
 # %%
-arms = (articles, right, keras_own)
+arms = (as_published, right, keras_own)
 errors = pd.Series({arm.label: distance(arm.value, unbounded.value) for arm in arms})
 axes = errors.plot.barh(figsize=(8, 2.2), logx=True, xlim=(1e-8, 10), color=lab.COLOURS[0])
 axes.set_xlabel("relative distance from the whole batch's gradient (1: as far as no update at all)")
@@ -262,7 +262,7 @@ plt.show()
 lab.note(
     f"The sums miss the whole batch's gradient by {errors[right.label]:.0e} of its length, "
     f"float32's rounding; Keras' own by {errors[keras_own.label]:.0e}; the published loop by "
-    f"{errors[articles.label]:.1f}: most of what {PART} rows give is their own noise."
+    f"{errors[as_published.label]:.1f}: most of what {PART} rows give is their own noise."
 )
 assert errors[right.label] < 1e-3 and errors[keras_own.label] < 1e-3
 
@@ -293,7 +293,7 @@ assert right.peak_mib < 0.5 * unbounded.peak_mib
 #
 # Its update is that of an ordinary small batch, and small batches train. It only computes the other gradients for nothing.
 # A test shows which micro-batches count: change the labels of one and see whether the update changes. Here on 128
-# handwritten digits in four micro-batches, as in the article.
+# handwritten digits in four micro-batches, as published.
 
 
 # %%
@@ -435,10 +435,10 @@ assert of_batch > 100 * of_layer
 lab.verdict(
     "C14",
     "partly",
-    published=articles.peak_mib,
+    published=as_published.peak_mib,
     small_batch=small_batch.peak_mib,
     large_batch=unbounded.peak_mib,
-    published_distance=errors[articles.label],
+    published_distance=errors[as_published.label],
     right_distance_in_millionths=1e6 * errors[right.label],
     right=right.peak_mib,
     keras=keras_own.peak_mib,

@@ -51,7 +51,7 @@ def python_loop(x, w):
     return total
 
 
-def article_stack(x, w):
+def published_stack(x, w):
     product = tf.matmul(x, w)
     return tf.reduce_sum(tf.stack([product] * TIMES), axis=0)
 
@@ -126,11 +126,11 @@ lab.expect_oom(failure)
 # %% [markdown]
 # ## Advice, tested
 #
-# The article's cure, in the same step under the same budget:
+# The published cure, in the same step under the same budget:
 
 # %%
-article = lab.run(training_step, article_stack, budget=BUDGET, label="article's stack")
-lab.expect_oom(article)
+published = lab.run(training_step, published_stack, budget=BUDGET, label="published stack")
+lab.expect_oom(published)
 
 # %% [markdown]
 # The stack fits, its gradient does not.
@@ -152,7 +152,7 @@ lab.expect_finished(works)
 # ## Side by side
 
 # %%
-side_by_side = lab.compare(failure, article, works)
+side_by_side = lab.compare(failure, published, works)
 side_by_side
 
 # %% [markdown]
@@ -178,7 +178,7 @@ def weight_read_once(x, w):
 
 WAYS = {
     "Python loop": python_loop,
-    "article's stack": article_stack,
+    "published stack": published_stack,
     "one matmul × 100": one_matmul,
     "tf.while_loop, one at a time": one_at_a_time,
     "Python loop, weight read once": weight_read_once,
@@ -241,9 +241,9 @@ plt.show()
 forward, training = middle["eager, forward"], middle["eager, training"]
 lab.predicted_vs_measured(
     forward_loop=(predicted["forward loop"], forward["Python loop"]),
-    forward_stack=(predicted["forward stack"], forward["article's stack"]),
+    forward_stack=(predicted["forward stack"], forward["published stack"]),
     training_loop=(predicted["training loop"], training["Python loop"]),
-    training_stack=(predicted["training stack"], training["article's stack"]),
+    training_stack=(predicted["training stack"], training["published stack"]),
 )
 
 # %%
@@ -394,7 +394,7 @@ lab.verdict(
     "C08",
     "partly",
     **figures.loc["Python loop"].add_suffix("_loop"),
-    **figures.loc["article's stack"].add_suffix("_stack"),
+    **figures.loc["published stack"].add_suffix("_stack"),
     **figures.loc["one matmul × 100"].add_suffix("_once"),
 )
 

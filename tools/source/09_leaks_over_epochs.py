@@ -42,7 +42,7 @@ BATCH, INPUTS, UNITS, CLASSES = 256, 512, 1024, 1000
 # %% [markdown]
 # ## Predict
 #
-# The article's advice is about an ordinary eager training loop: a model, a tape, a few steps an epoch. A second loop also
+# The published advice is about an ordinary eager training loop: a model, a tape, a few steps an epoch. A second loop also
 # keeps every step's gradients in a list, to plot them later.
 
 
@@ -76,12 +76,12 @@ print(f"kept gradients: {STEPS} × {weights:.2f} = {predicted_growth:.1f} MiB mo
 # %% [markdown]
 # ## Failure
 #
-# First the article's loop as it stands. It is said to grow in every epoch, because nothing is deleted.
+# First the published loop as it stands. It is said to grow in every epoch, because nothing is deleted.
 
 
 # %%
 def train(epochs, log=None, delete=()):
-    """log: what to keep of each step's gradients. delete: what the article's clean-up deletes."""
+    """log: what to keep of each step's gradients. delete: what the published clean-up deletes."""
     (x, y), model, optimizer = samples(), build(), keras.optimizers.SGD(0.001)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     kept, levels = [], []
@@ -109,7 +109,7 @@ def growth(levels):
     return (levels[-1] - levels[1]) / (len(levels) - 2)
 
 
-plain = lab.run(train, EPOCHS, label="the article's loop")
+plain = lab.run(train, EPOCHS, label="the published loop")
 lab.expect_finished(plain)
 print("tensors in use after each epoch (MiB):", *(f"{level:.1f}" for level in plain.value[0]))
 
@@ -129,19 +129,21 @@ lab.expect_oom(failure)
 # %% [markdown]
 # ## Advice, tested
 #
-# The article's fix: `del` the tensors and call `tf.compat.v1.reset_default_graph()` after every epoch. It leaves open
+# The published fix: `del` the tensors and call `tf.compat.v1.reset_default_graph()` after every epoch. It leaves open
 # which tensors: the loop's own names, or the list as well. These runs have room for all their epochs.
 
 # %%
 unbounded = lab.run(train, EPOCHS, all_gradients, label="gradients kept, no tight budget")
-article = lab.run(train, EPOCHS, all_gradients, ["names"], label="gradients kept, names deleted")
+names_deleted = lab.run(
+    train, EPOCHS, all_gradients, ["names"], label="gradients kept, names deleted"
+)
 emptied = lab.measure(train, EPOCHS, all_gradients, ["names", "list"], label="list deleted, too")
-lab.expect_finished(unbounded, article)
-plain_deleted = lab.measure(train, EPOCHS, None, ["names"], label="the article's loop, its fix")
+lab.expect_finished(unbounded, names_deleted)
+plain_deleted = lab.measure(train, EPOCHS, None, ["names"], label="the published loop, its fix")
 lab.note(
     f"Where gradients are kept, tensors grow by {growth(unbounded.value[0]):.2f} MiB an epoch; "
-    f"with the loop's names deleted by {growth(article.value[0]):.2f}, with the list deleted by "
-    f"{growth(emptied.value[0]):z.2f}. The article's own loop ends an epoch at "
+    f"with the loop's names deleted by {growth(names_deleted.value[0]):.2f}, with the list deleted by "
+    f"{growth(emptied.value[0]):z.2f}. The published loop ends an epoch at "
     f"{plain_deleted.value[0][-1]:.1f} MiB with its fix, at {plain.value[0][-1]:.1f} without it."
 )
 
@@ -166,7 +168,7 @@ lab.expect_finished(fix)
 # ## Side by side
 
 # %%
-side_by_side = lab.compare(unbounded, failure, article, fix, plain)
+side_by_side = lab.compare(unbounded, failure, names_deleted, fix, plain)
 side_by_side
 
 # %%
@@ -299,7 +301,7 @@ frees.round(2).add_suffix(", MiB freed")
 #
 # TensorFlow's allocator takes memory from the system and does not hand it back when a tensor is freed: the next step
 # will want it again. From outside (`top`, `nvidia-smi`) that looks like memory that a step forgot to free. It is a
-# high-water mark: in the article's loop it climbs in the first epochs and then stays. Only the end of the process gives it back.
+# high-water mark: in the published loop it climbs in the first epochs and then stays. Only the end of the process gives it back.
 
 # %%
 print("process after each epoch (MiB):", *(f"{level:.0f}" for level in plain.value[1]))
@@ -380,7 +382,7 @@ lab.verdict(
     "C10",
     "partly",
     growth=growth(unbounded.value[0]),
-    growth_names_deleted=growth(article.value[0]),
+    growth_names_deleted=growth(names_deleted.value[0]),
     growth_list_deleted=growth(emptied.value[0]),
 )
 

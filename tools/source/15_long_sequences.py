@@ -122,7 +122,7 @@ lab.note(
 # %% [markdown]
 # ## Advice, tested
 #
-# **Choose another activation function.** They differ in what they need, an article says. With relu in place of gelu,
+# **Choose another activation function.** They differ in what they need, published advice says. With relu in place of gelu,
 # without a budget that stops either:
 
 # %%

@@ -37,7 +37,7 @@ WIDTH = 512
 # ## Predict
 #
 # XLA is a compiler: it takes a whole graph and fuses operations, so that an intermediate result between two of them need
-# never be stored. An article therefore says that `tf.config.optimizer.set_jit(True)` lowers memory. The network is a row of
+# never be stored. Published advice therefore says that `tf.config.optimizer.set_jit(True)` lowers memory. The network is a row of
 # matrix products, each followed by `relu`; one SGD step.
 
 # %%
@@ -58,7 +58,7 @@ print(f"weights + input + {DEPTH} activations + 2 gradients = {predicted_plain:.
 # %% [markdown]
 # ## Failure
 #
-# First the step as it is, then with the article's line. How do we know whether XLA ran? A graph that was handed to XLA has
+# First the step as it is, then with the advised line. How do we know whether XLA ran? A graph that was handed to XLA has
 # `_XlaRun` operations in it; `train` counts them in the graphs that TensorFlow really executed.
 
 

@@ -122,7 +122,7 @@ lab.note(
 # %% [markdown]
 # ## Fix
 #
-# The article says that the allocator fragments, and stops there. TensorFlow's message recommends
+# The advice says that the allocator fragments, and stops there. TensorFlow's message recommends
 # `TF_GPU_ALLOCATOR=cuda_malloc_async`, which exists for GPUs only. What works everywhere is the order: the same batches,
 # budget and outputs, the *longest* first. Its hole is large enough for all that come after it.
 

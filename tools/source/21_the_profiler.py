@@ -2,7 +2,7 @@
 # # 21 · The profiler: who holds the memory at the peak
 #
 # **Symptom:** *"OOM in MatMul"* — but that MatMul is tiny. Which operation is the culprit? *"Use the TensorFlow profiler"*,
-# say the articles, and stop there.
+# says published advice, and stop there.
 #
 # **Afterwards you can** record a trace of a few steps, read from it which operations hold memory at the peak, open the same
 # trace in TensorBoard, and say what it cannot show.
@@ -104,7 +104,7 @@ lab.note(
 # %% [markdown]
 # ## Advice, tested
 #
-# **The articles' advice:** profile. The same step runs once more with room to finish, between `start` and `stop` of the
+# **The published advice:** profile. The same step runs once more with room to finish, between `start` and `stop` of the
 # profiler. The trace lands in a folder; `read_allocations` takes the memory events out of it.
 
 
