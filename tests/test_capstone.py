@@ -208,7 +208,11 @@ def test_a_script_that_does_less_or_needs_more_passes_no_budget(measured):
     large = report(measured[None][0])
     large.runs = {"256 MiB": ArmResult("script", 256 * 2**20, True, value=0.7, figures={"peak": 100 * 2**20})}
     assert large.missing("generous") == ""
-    assert "peak of 100 MiB does not fit into 56 MiB" in large.missing("tight")
+    assert "not tried under 56 MiB: under 256 MiB main had a peak of 100 MiB" in large.missing("tight")
+    dead = ArmError(Cause.CRASH, "the process of the arm died of SIGSEGV: compiled code crashed")
+    large.budgets = {**BUDGETS, "fair": "128 MiB"}
+    large.runs["128 MiB"] = ArmResult("script", 128 * 2**20, True, error=dead, figures={"peak": 90 * 2**20})
+    assert "SIGSEGV" in large.missing("fair") and "SIGSEGV" not in large.missing("tight") + large.missing("generous")
 
 
 @pytest.mark.parametrize(

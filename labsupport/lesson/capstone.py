@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 
-from labsupport.ground.budget import parse_size
+from labsupport.ground.budget import MIB, parse_size
 from labsupport.ground.record import Cause
 from labsupport.lesson import capstone_rules as rules
 from labsupport.lesson.capstone_training import made_at
@@ -208,14 +208,19 @@ class Report:
 
     def missing(self, level, forgive_faults=False):
         """What a level still asks for, in words; "" if it is passed."""
-        best, why = self.best, list(self.left)
-        if best is not None and not best.ok:
-            why.insert(0, _why(best))
-        elif best is not None and best.budget > parse_size(self.budgets[level]):
-            why.insert(0, f"its peak of {best.peak_mib:.0f} MiB does not fit into {self.budgets[level]}")
+        why = [sentence for sentence in (self._memory(self.budgets[level]), *self.left) if sentence]
         if self.faults and (why or not forgive_faults):
             why.append("left: " + ", ".join(f"{name} (lab {rules.FAULTS[name].number})" for name in self.faults))
         return "; ".join(why)
+
+    def _memory(self, size):
+        """What a budget still asks for of main's memory, from its own run if there was one; "" for nothing."""
+        if size in self.runs:
+            return "" if self.runs[size].ok else _why(self.runs[size])
+        if self.best is None or (self.best.ok and self.best.budget <= parse_size(size)):
+            return ""
+        why = f"had a peak of {self.best.peak_mib:.0f} MiB" if self.best.ok else "did not come to its end"
+        return f"not tried under {size}: under {self.best.budget / MIB:.0f} MiB main {why}"
 
     @property
     def frame(self):
