@@ -159,6 +159,7 @@ def arm_figure(result):
         end = curve[-1][0] if wait else math.inf
         if process := [point for point in result.process if point[0] <= end]:
             axes.plot(*_megabytes(process), color=PROCESS, lw=1, label="process (resident set)")
+            axes.set_ylabel("memory (MiB)")
         if result.figures["peak"] is not None:
             axes.axhline(
                 result.figures["peak"] / MIB,
