@@ -96,9 +96,17 @@ def scaled_gradient(answer):
         assert given.shape == (8, 2), f"the gradient has the shape {given.shape}, not that of the weights, (8, 2)."
         right = np.repeat(1e-7 * inputs.numpy().sum(axis=0)[:, None] / 8, 2, axis=1)
         assert np.all(given != 0), f"{np.mean(given == 0):.0%} of the gradient is 0: it still underflows."
+        assert np.isfinite(given).all(), (
+            f"{np.mean(~np.isfinite(given)):.0%} of the gradient is infinite or NaN: the factor takes it beyond 65504, the "
+            "largest number of float16."
+        )
         factor = float(np.median(given / right))
         # A float16 has eleven bits: one part in two thousand, a few times.
         assert abs(factor - 1) < 0.005, (
             f"the gradient is {factor:.4g} times the right one: is it divided by what the loss was multiplied with?"
         )
         assert np.allclose(given, right, rtol=0.005, atol=0), "the gradient is right in size, and not number by number."
+        # Rounded to float16 on its way, it cannot be right to six digits.
+        assert not np.allclose(given, right, rtol=2e-6, atol=0), (
+            "the gradient is that of a loss in float32. That of small_loss goes through float16: scale it there."
+        )

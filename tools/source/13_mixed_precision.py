@@ -163,11 +163,10 @@ lab.predicted_vs_measured(
 print(my_guess.against(wide["mixed_float16"].peak_mib))
 beyond = wide["mixed_float16"].peak_mib - predicted_mixed
 lab.note(
-    "With the policy the step needs "
-    f"{wide['mixed_float16'].peak_mib / wide['float32'].peak_mib:.2f} of what it needs "
-    f"without. It took {beyond:.1f} MiB more than predicted: a CPU's float16 kernels make "
-    "float32 copies, as the section "
-    "Explain shows, and a graph may order its operations in more than one way."
+    f"With the policy it needs {wide['mixed_float16'].peak_mib / wide['float32'].peak_mib:.2f} of "
+    f"what it needs without, and {beyond:.1f} MiB more than predicted: a CPU's float16 kernels "
+    "make float32 copies, as the section Explain shows, and a graph may order its operations in "
+    "more than one way."
 )
 
 # %% [markdown]
@@ -206,46 +205,38 @@ arms = {
     "mixed_bfloat16, Adam": ("mixed_bfloat16", "Adam", {}),
     "float32, SGD": sgd,
     "float16, Adam": ("float16", "Adam", {}),
-    "float16, Adam, epsilon 0.001": ("float16", "Adam", {"epsilon": 1e-3}),
     "bfloat16, Adam": ("bfloat16", "Adam", {}),
     "bfloat16, Adam, beta_2 0.98": half,
 }
-rows, LONGER = {}, 150  # steps
+rows, LONGER = {}, 100  # steps
 for label, arm in arms.items():
     env = lab.NO_ONEDNN if arm[0] in ("float16", "mixed_float16") else None
-    longer = lab.measure(train, *arm, LONGER, *data, label=label, env=env)
-    accuracy, last_loss = longer.value
-    rows[label] = {"accuracy": accuracy, "last loss": last_loss, "peak MiB": longer.peak_mib}
-learnt = pd.DataFrame(rows).T
+    rows[label] = lab.measure(train, *arm, LONGER, *data, label=label, env=env).value
+learnt = pd.DataFrame(rows, index=["accuracy", "last loss"]).T
 learnt.round(3)
 
 # %%
 accuracy, rounded = learnt["accuracy"], float(tf.cast(0.999, tf.bfloat16))
 square = float(tf.cast(1e-3**2 * 1e-3, tf.float16))
 lab.note(
-    f"With mixed policies {accuracy['mixed_float16, Adam']:.0%} and "
-    f"{accuracy['mixed_bfloat16, Adam']:.0%} of the test "
-    f"images are right, with float32 {accuracy['float32, Adam']:.0%}, with SGD "
-    f"{accuracy['float32, SGD']:.0%}. "
-    f"Half precision for everything, as it comes: {accuracy['float16, Adam']:.0%} in float16 (loss "
-    f"{learnt['last loss']['float16, Adam']:.1f}) and {accuracy['bfloat16, Adam']:.0%} in "
-    "bfloat16, where one in ten is "
-    "chance."
+    f"Of the test images {accuracy['float32, Adam']:.0%} are right with float32, "
+    f"{accuracy['mixed_float16, Adam']:.0%} and {accuracy['mixed_bfloat16, Adam']:.0%} with the "
+    f"mixed policies, {accuracy['float32, SGD']:.0%} with SGD. Half precision for everything, as it "
+    f"comes: {accuracy['float16, Adam']:.0%} in float16 (loss "
+    f"{learnt['last loss']['float16, Adam']:.1f}) and {accuracy['bfloat16, Adam']:.0%} in bfloat16, "
+    "where one in ten is chance."
 )
 lab.note(
-    "In float16, Adam's average of *squared* gradients underflows: a gradient of 0.001 adds "
-    f"{square:g}. Dividing by its "
-    f"root plus a tiny epsilon is then dividing by nearly nothing; a larger epsilon cures "
-    f"({accuracy['float16, Adam, epsilon 0.001']:.0%}). In bfloat16, Adam's 0.999 is "
-    f"{rounded:g}, its correction for a "
-    f"young average 1 − {rounded:g}, and every update 0; with 0.98, which does not round to 1, "
-    "it learns "
+    "In float16, Adam's average of *squared* gradients underflows, becomes 0: a gradient of 0.001 "
+    f"adds {square:g}. Dividing by its root plus a tiny epsilon is then dividing by nearly nothing. "
+    f"In bfloat16, Adam's 0.999 is {rounded:g}, its correction for a young average 1 − {rounded:g}, "
+    "and every update 0; with 0.98, which does not round to 1, it learns "
     f"({accuracy['bfloat16, Adam, beta_2 0.98']:.0%}). That is why the policy is *mixed*."
 )
 assert accuracy["mixed_float16, Adam"] > accuracy["float32, Adam"] - 0.05
-assert accuracy["float32, SGD"] > accuracy["float32, Adam"] - 0.15
+assert accuracy["float32, SGD"] > accuracy["float32, Adam"] - 0.2
 assert max(accuracy["float16, Adam"], accuracy["bfloat16, Adam"]) < 0.5
-assert min(accuracy["float16, Adam, epsilon 0.001"], accuracy["bfloat16, Adam, beta_2 0.98"]) > 0.7
+assert accuracy["bfloat16, Adam, beta_2 0.98"] > 0.7
 
 # %% [markdown]
 # ## Explain
@@ -269,24 +260,23 @@ def by_depth(policy, depths):
 
         gradients(inputs)
         for _ in range(5):
-            with lab.phase(f"{depth} layers"):
+            with lab.phase(f"{depth}"):
                 gradients(inputs)
 
 
 DEPTHS = [4, 24, 96]
-deep = pd.DataFrame(index=pd.Index(DEPTHS, name="layers"))
-spread = {}
-_, axes = plt.subplots()
 kernels = {"float32": lab.NO_ONEDNN, "mixed_float16": lab.NO_ONEDNN, "mixed_bfloat16": None}
-for index, (policy, env) in enumerate(kernels.items()):
+least, spread = {}, {}
+for policy, env in kernels.items():
     arm = lab.measure(by_depth, policy, DEPTHS, label=f"depth, {policy}", env=env)
-    peaks = pd.DataFrame(
-        {depth: [p.rise_mib for p in arm.phases if p.name == f"{depth} layers"] for depth in DEPTHS}
-    )
-    deep[policy], spread[policy] = peaks.min(), peaks.max() - peaks.min()
-    bars = [np.zeros(len(DEPTHS)), spread[policy]]
-    look = {"color": lab.COLOURS[index], "ls": lab.LINES[index], "marker": "os^"[index]}
-    axes.errorbar(DEPTHS, deep[policy], bars, label=policy, **look)
+    layers_of = [int(part.name) for part in arm.phases]
+    steps = pd.Series([part.rise_mib for part in arm.phases], layers_of).groupby(level=0)
+    least[policy], spread[policy] = steps.min(), steps.max() - steps.min()
+deep, spread = pd.DataFrame(least).rename_axis("layers"), pd.DataFrame(spread)
+_, axes = plt.subplots()
+for policy, line in zip(deep, ("o-", "s--", "^-.")):
+    above = [0 * spread[policy], spread[policy]]
+    axes.errorbar(DEPTHS, deep[policy], above, fmt=line, label=policy)
 axes.set(xlabel="layers", ylabel="peak of a gradient step (MiB)", xlim=(0, None), ylim=(0, None))
 axes.legend(loc="upper left")
 plt.show()
@@ -294,64 +284,46 @@ deep.round(1)
 
 # %%
 ratio = deep["mixed_float16"] / deep["float32"]
-widest = max(part.max() for part in spread.values())
 lab.note(
-    f"Drawn are the least of five steps and the spread, up to {widest:.1f} MiB: a graph can run "
-    "its operations in another "
-    f"order each time. At {DEPTHS[0]} layers mixed_float16 needs {ratio[DEPTHS[0]]:.2f} of "
-    "float32's peak, at "
-    f"{DEPTHS[-1]} {ratio[DEPTHS[-1]]:.2f}."
+    f"MiB; drawn are the least of five steps and the spread, up to {spread.max().max():.1f}: a "
+    f"graph can run its operations in another order each time. At {DEPTHS[0]} layers mixed_float16 "
+    f"needs {ratio[DEPTHS[0]]:.2f} of float32's peak, at {DEPTHS[-1]} {ratio[DEPTHS[-1]]:.2f}."
 )
 
 # %% [markdown]
 # **The kernels.** Why not half from the start? Few processors compute matrix products in float16. TensorFlow's kernels for
-# the others make float32 copies of both inputs and of the output, compute, and cast back. What single operations on
-# matrices of 4 MiB in float32 allocate *beyond their output*, with oneDNN and without:
+# the others make float32 copies of both inputs and of the output, compute, and cast back. What the product of two
+# matrices of 4 MiB in float32 allocates *beyond its output*, with oneDNN and without:
 
 
 # %%
 def scratch():
     for dtype in (tf.float32, tf.float16, tf.bfloat16):
         matrix = tf.cast(tf.random.normal([1024, 1024]), dtype)
-        operations = {
-            "relu": lambda: tf.nn.relu(matrix),
-            "add": lambda: matrix + matrix,
-            "matmul": lambda: matrix @ matrix,
-        }
-        for name, operation in operations.items():
-            operation()  # the first call may set something up
-            with lab.phase(f"{name}: {dtype.name}"):
-                output = operation()
-            del output
+        matrix @ matrix  # the first call may set something up
+        with lab.phase(dtype.name):
+            output = matrix @ matrix
+        del output
 
 
-def beyond_output(result):
-    sizes = {tuple(part.name.split(": ")): part.peak_mib - part.held_mib for part in result.phases}
-    return pd.Series(sizes).unstack(sort=False)
-
-
-table = {
-    "MiB beyond the output": beyond_output(lab.measure(scratch, label="operations")),
-    "the same without oneDNN": beyond_output(
-        lab.measure(scratch, label="operations without oneDNN", env=lab.NO_ONEDNN)
-    ),
-}
-table = pd.concat(table, axis=1).round(1)
-table
+table = {}
+for kind, env in {"with oneDNN": None, "without": lab.NO_ONEDNN}.items():
+    result = lab.measure(scratch, label=f"matmul, {kind}", env=env)
+    table[kind] = {part.name: part.peak_mib - part.held_mib for part in result.phases}
+table = pd.DataFrame(table).T.rename_axis("MiB beyond the output")
+table.round(1)
 
 # %%
-without = table["the same without oneDNN"].loc["matmul"]
+without = table.loc["without"]
 lab.note(
-    f"Without oneDNN a float16 matmul takes {without['float16']:.0f} MiB more than its output, "
-    "and a float32 one "
-    f"{without['float32']:.0f}. Such scratch does not grow with depth, and the activations kept "
-    "for the way back do. It is a "
-    "CPU's effect; what a GPU's kernels take has to be measured on one, and is **unavailable** "
-    "here."
+    f"Without oneDNN a float16 product takes {without['float16']:.0f} MiB more than its output, a "
+    f"float32 one {without['float32']:.0f}. Such scratch does not grow with depth, and the "
+    "activations kept for the way back do. It is a CPU's effect; what a GPU's kernels take has to "
+    "be measured on one, and is **unavailable** here."
 )
 
 # %% [markdown]
-# **When it flips.** Weights or activations? Predicted, without scratch:
+# **When it flips.** Weights or activations? Predicted for equal layers, without scratch:
 
 
 # %%
@@ -543,6 +515,32 @@ def scaled_gradient(weights, inputs):
     with tf.GradientTape() as tape:
         loss = optimizer.scale_loss(small_loss(variable, inputs))
     return tape.gradient(loss, variable).numpy() / 2**16
+
+
+# %% tags=["right"]
+def scaled_gradient(weights, inputs):
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = small_loss(weights, inputs)
+    return tape.gradient(loss, weights, output_gradients=tf.constant(1e6)) * 1e-6
+
+
+# %% tags=["wrong"]
+# says: goes through float16
+def scaled_gradient(weights, inputs):
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = 1e-7 * tf.reduce_mean(inputs @ weights)
+    return tape.gradient(loss, weights)
+
+
+# %% tags=["wrong"]
+# says: infinite
+def scaled_gradient(weights, inputs):
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = 2.0**50 * small_loss(weights, inputs)
+    return tape.gradient(loss, weights) / 2.0**50
 
 
 # %% tags=["wrong"]
