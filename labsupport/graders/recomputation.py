@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from labsupport.lesson.exercises import exercise, try_out
+from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 @exercise(
@@ -17,7 +17,7 @@ def best_segments(answer, counts, predicted, depth, kept, peak_of):
     """
     for activations in (kept, 1.0, 16.0):
         mine = answer(depth, activations)
-        assert mine is not None, "best_segments() returns nothing yet: return a number out of COUNTS."
+        assert not untouched(mine), "best_segments() returns nothing yet: return a number out of COUNTS."
         assert mine in counts, f"{mine} is none of {counts}, the numbers that divide {depth}."
         best = min(predicted(k, depth, activations) for k in counts)
         found = predicted(mine, depth, activations)
@@ -25,7 +25,7 @@ def best_segments(answer, counts, predicted, depth, kept, peak_of):
             f"where a layer keeps {activations:.1f} activations, {mine} segments are predicted to need {found:.0f} MiB, "
             f"and another number needs {best:.0f}: does your answer use what it is given?"
         )
-    mine = answer(depth, kept)
+    mine = int(answer(depth, kept))
     print(f"{mine} segments: predicted {predicted(mine, depth, kept):.0f} MiB, measured {peak_of(mine):.0f} MiB")
 
 
@@ -37,16 +37,25 @@ def _masks(answer, width):
     if answer(x, tf.constant([1, 2])) is None:
         return None
     segment, found, agree = tf.recompute_grad(answer), [], []
-    for seed in ([1, 2], [1, 2], [3, 4], [5, 2]):
+
+    def once(x, seed):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = segment(x, tf.constant(seed))
-        gradient = tape.gradient(y, x)
+            y = segment(x, seed)
+        return y, tape.gradient(y, x)
+
+    in_graph = tf.function(once)
+    try:
+        in_graph(x, tf.constant([1, 2]))
+    except Exception as error:
+        return f"in a graph, where the seed is a tensor without a value yet, it fails: {type(error).__name__}."
+    for run, seed in ((once, [1, 2]), (once, [1, 2]), (once, [3, 4]), (once, [5, 2]), (in_graph, [1, 2])):
+        y, gradient = run(x, tf.constant(seed))
         if gradient is None:
             return "no gradient reaches x: drop by operations of TensorFlow."
         found.append(y.numpy())
         agree.append(float(tf.reduce_mean(tf.cast((y != 0) == (gradient != 0), tf.float32))))
-    return {"results": found, "agree": agree, "x": x.numpy()}
+    return {"results": found[:4], "agree": agree, "x": x.numpy()}
 
 
 @exercise(
@@ -57,7 +66,9 @@ def _masks(answer, width):
 def seeded_dropout(answer, width):
     """answer(x, seed) drops half of x, the same half for the same seed, also where it is recomputed."""
     done = try_out(_masks, answer, width, label="your answer to 2")
-    assert done.value is not None, "seeded_dropout() returns nothing yet: return x with half of its elements dropped."
+    assert not untouched(done.value), (
+        "seeded_dropout() returns nothing yet: return x with half of its elements dropped."
+    )
     first, again, other, another = done.value["results"]
     agree, x = min(done.value["agree"]), done.value["x"]
     dropped = float(np.mean(first == 0))
@@ -78,12 +89,20 @@ def seeded_dropout(answer, width):
 def uneven_lengths(answer, depth, predicted, peak_of, equal_mib):
     """answer() gives lengths of segments, first to last, that need clearly less than equal_mib."""
     lengths = answer()
-    assert lengths is not None, "uneven_lengths() returns nothing yet: return a list of segment lengths."
+    assert not untouched(lengths), "uneven_lengths() returns nothing yet: return a list of segment lengths."
+    assert hasattr(lengths, "__iter__"), (
+        f"a list of the lengths of segments, first to last, is asked for, and not {lengths}."
+    )
     lengths = [int(length) for length in lengths]
     assert all(length > 0 for length in lengths), f"a segment holds at least one layer: {lengths}."
     assert sum(lengths) == depth, f"the segments hold {sum(lengths)} layers together, not {depth}."
     mine = peak_of(lengths)
     told = f"{lengths}: predicted {predicted(lengths):.0f} MiB, measured {mine:.0f} MiB; equal segments {equal_mib:.0f}"
     # One activation of some sixteen is 6 %, and the best lengths save more than one.
-    assert mine < 0.95 * equal_mib, f"{told}. Make the first ones longer and the last ones shorter."
+    beside = [length + place for place, length in enumerate(lengths, 1)]
+    worst = beside.index(max(beside)) + 1
+    assert mine < 0.95 * equal_mib, (
+        f"{told}. The peak is in segment {worst} of {lengths[worst - 1]} layers: their outputs stand there beside as many "
+        f"checkpoints as there are segments up to it, {worst}. Move layers to where the two are fewer together."
+    )
     print(told)

@@ -2,7 +2,7 @@
 # # 12 · Recomputation: "gradient checkpointing" that does and that does not
 #
 # **Symptom:** *"gradient checkpointing makes no difference to memory"*, or *"OOM when allocating tensor with shape
-# [8192,128]"* in the middle of a deep model whose weights are tiny.
+# [8192,64]"* in the middle of a deep model whose weights are tiny.
 #
 # **Afterwards you can** tell whether a training step recomputes anything at all, cut a model into segments that are
 # recomputed, predict the best number of them from the depth, and name what recomputation silently breaks.
@@ -20,6 +20,7 @@ SCALE = "quick"  # "full" takes batches four times as large
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
+import re
 import time
 
 import matplotlib.pyplot as plt
@@ -31,14 +32,14 @@ from labsupport.graders import recomputation as check
 tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
-DEPTH, WIDTH, CLASSES = 36, 128, 10
+DEPTH, WIDTH, CLASSES = 36, 64, 10
 BATCH = lab.choose(SCALE, quick=8192, full=32768)
-BUDGET = lab.choose(SCALE, quick="112 MiB", full="448 MiB")
+BUDGET = lab.choose(SCALE, quick="56 MiB", full="224 MiB")
 
 # %% [markdown]
 # ## Predict
 #
-# The model is 36 hidden layers `Dense(128, "relu")` and a `Dense(10)` on top. Before you run anything: how much memory
+# The model is 36 hidden layers `Dense(64, "relu")` and a `Dense(10)` on top. Before you run anything: how much memory
 # does one training step on a batch take at its worst moment?
 
 # %%
@@ -52,20 +53,20 @@ my_guess = lab.guess(
 # %%
 one = lab.tensor_mib((BATCH, WIDTH))
 weights = DEPTH * lab.tensor_mib((WIDTH, WIDTH))
-predicted_plain = (DEPTH + 3) * one  # and three gradients of one activation on the way back
+predicted_plain = (DEPTH + 2) * one  # and two gradients of one activation on the way back
 print(f"one activation {one:.2f} MiB; all weights: {weights:.2f} MiB")
-print(f"{DEPTH} activations kept and 3 in passing: {predicted_plain:.0f} MiB")
+print(f"{DEPTH} activations kept and 2 in passing: {predicted_plain:.0f} MiB")
 
 # %% [markdown]
 # Recomputation keeps only some outputs, *checkpoints*, and runs the layers between two of them a second time when the
 # backward pass needs what they made. With `k` segments of `n/k` layers that is `k` checkpoints for the whole step,
-# plus one segment's `n/k` outputs at a time. A segment also holds the gradient that enters it, so 4 in passing.
+# plus one segment's `n/k` outputs at a time. A segment also holds the gradient that enters it, so 3 in passing.
 
 
 # %%
 def predicted_segments(k, depth=DEPTH, kept_per_layer=1.0):
     """MiB at the peak with k segments; kept_per_layer: activations that one layer keeps."""
-    return (k + kept_per_layer * depth / k + 4) * one
+    return (k + kept_per_layer * depth / k + 3) * one
 
 
 COUNTS = [k for k in range(1, DEPTH + 1) if DEPTH % k == 0]
@@ -112,22 +113,13 @@ def published(hidden, inputs, samples, batch):
 
     for start in range(0, samples, batch):
         train_step(x[start : start + batch], y[start : start + batch])
-    traces = train_step.experimental_get_tracing_count()
-    return {"products": multiplications(train_step, x[:batch], y[:batch]), "traces": traces}
+    return multiplications(train_step, x[:batch], y[:batch])
 
 
 own_size = lab.measure(published, 1, 10, 1000, 32, label="published, at its own size")
-products, traces = own_size.value["products"], own_size.value["traces"]
-print(f"2 layers: {products} matrix products, an ordinary step has 3 × 2 − 1 = {3 * 2 - 1}")
-print(
-    f"traces: {traces} for {-(-1000 // 32)} slices, "
-    f"the last of which holds {1000 % 32} samples, another shape"
-)
+print(f"2 layers: {own_size.value} matrix products, an ordinary step has 3 × 2 − 1 = {3 * 2 - 1}")
 
 # %% [markdown]
-# (The first call is traced twice, because it creates the optimizer's variables; the last slice's shape is one trace
-# more. Lab 10 is about traces.)
-#
 # That size has no memory trouble to cure. Where recomputation is wanted, in a deep model on a large batch, under a
 # budget that a step with real checkpoints keeps. (oneDNN, the library of fused kernels that TensorFlow uses on CPUs,
 # crashes the process in a graph where others report an OOM; the runs that are compared go without it.)
@@ -169,11 +161,8 @@ def built_layers(activation):
     head = keras.layers.Dense(CLASSES)
     for layer in [*layers, head]:
         layer.build((None, WIDTH))
-    return (
-        layers,
-        head,
-        [weight for layer in [*layers, head] for weight in layer.trainable_variables],
-    )
+    weights = [weight for layer in [*layers, head] for weight in layer.trainable_variables]
+    return layers, head, weights
 
 
 def recomputed(segments, batch):
@@ -196,10 +185,7 @@ def recomputed(segments, batch):
         return loss
 
     train_step(x, y)
-    return {
-        "products": multiplications(train_step, x, y),
-        "traces": train_step.experimental_get_tracing_count(),
-    }
+    return multiplications(train_step, x, y)
 
 
 fix = lab.run(recomputed, 6, BATCH, budget=BUDGET, label="6 segments recomputed", env=lab.NO_ONEDNN)
@@ -233,14 +219,11 @@ lab.compare(unbounded, keras_step, fix)
 # %%
 layers = DEPTH + 1
 print(my_guess.against(unbounded.peak_mib))
-products, with_segments = unbounded.value["products"], fix.value["products"]
-print(
-    f"matrix products: ordinary 3 × {layers} − 1 = {3 * layers - 1}, "
-    f"published {products}, 6 segments {with_segments}"
-)
-print(
-    f"({DEPTH} products more are the layers run again; one more is the gradient for the first "
-    "segment's input, which nobody uses)"
+products, with_segments = unbounded.value, fix.value
+lab.note(
+    f"Matrix products: ordinary 3 × {layers} − 1 = {3 * layers - 1}, published {products}, 6 "
+    f"segments {with_segments}. Of those that came on top {DEPTH} are the layers run again; the "
+    "rest is the gradient for the first segment's input, which nobody uses."
 )
 assert products == 3 * layers - 1 < with_segments, (
     "a step that recomputes must hold more products than one that does not"
@@ -249,9 +232,9 @@ assert products == 3 * layers - 1 < with_segments, (
 # %% [markdown]
 # ### Memory and time over the number of segments
 #
-# Every way to cut 36 layers into equal segments, eagerly; some of them in a graph too. The step only
-# computes gradients here, without an optimizer, so that activations are all there is to see. A graph runs what is
-# independent side by side, in another order each time, so it is measured in three processes of its own.
+# Every way to cut 36 layers into equal segments, eagerly; some of them in a graph too. The step only computes
+# gradients here, without an optimizer, so that activations are all there is to see. Each step is taken three times: a
+# graph runs what is independent side by side, and the order, and with it the peak, can change from step to step.
 
 
 # %%
@@ -267,96 +250,71 @@ def gradient_step(parts, head, weights):
     return step
 
 
-def timed(run_step, x, y):
-    """Seconds of a step, and the gradient of the first layer, which is the last to be computed."""
-    begin = time.monotonic()
-    gradient = run_step(x, y)[0].numpy()
-    return time.monotonic() - begin, gradient
-
-
-def sweep(activation, eager_counts, graph_counts, batch):
+def sweep(activation, counts, batch, graph=False):
+    """Three steps, a phase each, for each number of segments; 0: nothing is recomputed."""
     layers, head, weights = built_layers(activation)
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
-    seconds, gradients = {}, []
-    for count in sorted({*eager_counts, *graph_counts}):  # 0: nothing is recomputed
+    seconds, gradients = [], []
+    for count in counts:
         parts = in_segments(layers, [DEPTH // count] * count) if count else [chain(layers)]
         step = gradient_step(parts, head, weights)
-        ways = {"eager": (eager_counts, step), "graph": (graph_counts, tf.function(step))}
-        for mode, (counts, run_step) in ways.items():
-            if count not in counts:
-                continue
-            if mode == "graph":
-                run_step(x, y)  # traces
-            name = f"{mode} {count}"
-            with lab.phase(name):
-                runs = [timed(run_step, x, y) for _ in range(2)]
-            seconds[name] = min(took for took, _ in runs)
-            gradients.append(runs[0][1])
-    first = gradients[0]
-    off = max(float(abs(g - first).max()) for g in gradients) / float(abs(first).max())
-    return {"seconds": seconds, "off": off}
+        if graph:
+            step = tf.function(step)
+            step(x, y)  # traces
+        for _ in range(3):
+            begin = time.monotonic()
+            with lab.phase(f"{count}"):
+                gradients.append(
+                    step(x, y)[0].numpy()
+                )  # of the first layer: the last to be computed
+            seconds.append(time.monotonic() - begin)
+    off = max(float(abs(g - gradients[0]).max()) for g in gradients)
+    return seconds, off / float(abs(gradients[0]).max())
 
 
-def table(result):
-    """One row a phase "mode count" of sweep(): MiB over the inputs and weights, and seconds."""
-    seconds = result.value["seconds"]
-    rows = [[*p.name.split(), p.rise_mib, seconds[p.name]] for p in result.phases]
-    frame = pd.DataFrame(rows, columns=["mode", "segments", "MiB", "seconds"])
-    return frame.astype({"segments": int}).set_index(["mode", "segments"])
+def by_segments(result):
+    """MiB over inputs and weights, and seconds, of each step of sweep(), grouped by segments."""
+    rows = [[int(p.name), p.rise_mib, s] for p, s in zip(result.phases, result.value[0])]
+    return pd.DataFrame(rows, columns=["segments", "MiB", "seconds"]).groupby("segments")
 
 
-GRAPH_COUNTS = [0, 1, 3, 6, 12, DEPTH]
-swept = lab.measure(sweep, "relu", [0, *COUNTS], [], BATCH, label="segments, eager")
-graphs = [
-    lab.measure(sweep, "relu", [], GRAPH_COUNTS, BATCH, label=f"segments, graph, run {run}")
-    for run in (1, 2, 3)
-]
-eager_rows = table(swept).loc["eager"]
-graph_rows = pd.concat([table(run).loc["graph"] for run in graphs], keys=(1, 2, 3), names=["run"])
-by_count = graph_rows.groupby("segments")
+SOME = [0, 1, 3, 6, 12, DEPTH]
+swept = lab.measure(sweep, "relu", [0, *COUNTS], BATCH, label="segments, eager")
+swept_graph = lab.measure(sweep, "relu", SOME, BATCH, True, label="segments, graph")
+runs = {"eager": by_segments(swept), "graph": by_segments(swept_graph)}
 
 # %%
 figure, panels = plt.subplots(1, 2)
+predicted = [predicted_segments(k) for k in COUNTS]
+panels[0].plot(COUNTS, predicted, "kx", zorder=3, label="predicted (eager)")
 labels = {"MiB": "peak of one step (MiB)", "seconds": "time of one step (s)"}
 for axes, (column, label) in zip(panels, labels.items()):
-    axes.plot(eager_rows[column].drop(0), "o-", label="eager, recomputed")
-    axes.axhline(eager_rows[column][0], ls=":", lw=1, label="eager, nothing recomputed")
-    middle = by_count[column].median()
-    spread = [middle - by_count[column].min(), by_count[column].max() - middle]
-    graph = {"color": lab.COLOURS[1]}
-    axes.errorbar(
-        middle.index[1:],
-        middle[1:],
-        [part[1:] for part in spread],
-        fmt="s--",
-        label="graph, recomputed",
-        **graph,
-    )
-    axes.axhline(middle[0], ls="--", lw=1, label="graph, nothing recomputed", **graph)
+    for way, colour, line in zip(runs, lab.COLOURS, ("o-", "s--")):
+        steps = runs[way][column].agg(["median", "min", "max"])
+        some = steps.drop(0)
+        axes.plot(some["median"], line, color=colour, label=f"{way}, recomputed")
+        axes.vlines(some.index, some["min"], some["max"], color=colour)
+        none = {"color": colour, "ls": line[1:], "lw": 1}
+        axes.axhline(steps["median"][0], label=f"{way}, nothing recomputed", **none)
     axes.set(xscale="log", xlabel="number of segments", ylabel=label, ylim=(0, None))
     axes.set_xticks(COUNTS, COUNTS)
     axes.minorticks_off()
-predicted = [predicted_segments(k) for k in COUNTS]
-panels[0].plot(COUNTS, predicted, "kx", ms=8, label="predicted (eager)")
 figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 plt.show()
-pd.concat({"eager": eager_rows, "graph, median of 3": by_count.median()}, axis=1).round(2)
+medians = pd.concat({way: steps.median() for way, steps in runs.items()}, axis=1)
+medians.rename(index={0: "none"}).round(2)
 
 # %%
-eager, eager_s = eager_rows["MiB"], eager_rows["seconds"]
-best = int(eager.drop(0).idxmin())
-low, high = by_count["MiB"].min(), by_count["MiB"].max()
+eager, graph = medians["eager"]["MiB"], medians["graph"]["MiB"]
+eager_s, spread = medians["eager"]["seconds"], runs["graph"]["MiB"].agg(["min", "max"])
 lab.note(
-    f"Of the eager ways {best} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. With 6 segments "
-    "a step took "
-    f"{eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU (the fastest of two each); a "
-    "third more is what the "
-    f"arithmetic asks for. In a graph 6 segments peaked between {low[6]:.0f} and {high[6]:.0f} "
-    "MiB, nothing recomputed "
-    f"between {low[0]:.0f} and {high[0]:.0f}: in which order a graph runs what is independent "
-    "varies."
+    f"Of the eager ways {eager.drop(0).idxmin()} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. "
+    f"With 6 a step took {eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU; a third "
+    f"more is what the arithmetic asks for. In a graph 6 segments peak at {graph[6]:.0f} MiB and "
+    f"eagerly at {eager[6]:.0f}: a graph drops what nobody will read. Its three steps lay up to "
+    f"{(spread['max'] - spread['min']).max():.1f} MiB apart."
 )
-off = max(run.value["off"] for run in [swept, *graphs])
+off = max(swept.value[1], swept_graph.value[1])
 print(f"gradients: apart by at most {off:.1e} of the largest, float32 rounds at 1.2e-07")
 assert off < 1e-3, "recomputation must not change the gradients"
 assert eager[6] < 0.6 * eager[0], "segments of √n layers should need well below the plain step"
@@ -387,30 +345,26 @@ lab.predicted_vs_measured(
 def with_scope(mode, batch):
     with keras.RematScope(mode):
         hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]
-        model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(CLASSES)])
+        model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
+    head = keras.layers.Dense(CLASSES)
+    head.build((None, WIDTH))
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
+    step = gradient_step([model], head, [*model.trainable_variables, *head.trainable_variables])
     errors = {}
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        return tape.gradient(loss, model.trainable_variables)
-
     for name, run_step in (("eager", step), ("graph", tf.function(step))):
         try:
             with lab.phase(name):
                 run_step(x, y)
         except ValueError as error:
-            lines = [line for line in str(error).splitlines() if "custom_gradient" in line]
-            errors[name] = (lines or [str(error)])[0].strip("\x1b[01m ")
+            errors[name] = re.search(".*custom_gradient.*|$", str(error))[0].strip("\x1b[01m ")
     return errors
 
 
 for mode in ("full", "activations"):
     result = lab.measure(with_scope, mode, BATCH, label=f"RematScope({mode!r})")
     for p in result.phases:
-        plain = {"eager": eager[0], "graph": by_count["MiB"].median()[0]}[p.name]
-        found = f"{p.rise_mib:.0f} MiB against {plain:.0f} without"
+        without = medians[p.name]["MiB"][0]
+        found = f"{p.rise_mib:.0f} MiB against {without:.0f} without"
         if p.name in result.value:
             found = f"ValueError: {result.value[p.name]}"
         print(f"RematScope({mode!r:13}) {p.name}: {found}")
@@ -425,17 +379,13 @@ for mode in ("full", "activations"):
 # That turns where a layer keeps more than its output. `gelu` is computed in several steps, and each keeps something.
 
 # %%
-gelu = lab.measure(sweep, "gelu", [0, 6, 18, DEPTH], [], BATCH, label="gelu")
-gelu_mib = table(gelu).loc["eager", "MiB"]
-kept = (gelu_mib[0] / one - 3) / DEPTH
-print(gelu_mib.round(1).to_string())
-print(
-    f"a gelu layer keeps {kept:.1f} activations; "
-    f"each layer alone needs {gelu_mib[DEPTH] / gelu_mib[0]:.2f} × the plain step"
-)
-assert gelu_mib[DEPTH] < 0.5 * gelu_mib[0], (
-    "layers that keep several tensors gain even when each is recomputed alone"
-)
+gelu = by_segments(lab.measure(sweep, "gelu", [0, 6, 18, DEPTH], BATCH, label="gelu"))
+gelu_mib = gelu["MiB"].median()
+kept = (gelu_mib[0] / one - 2) / DEPTH
+print(gelu_mib.rename(index={0: "none"}).round(1).to_string())
+alone = gelu_mib[DEPTH] / gelu_mib[0]
+print(f"a gelu layer keeps {kept:.1f} activations; each alone needs {alone:.2f} × the plain step")
+assert alone < 0.5, "each layer alone should gain where it keeps several"
 
 # %% [markdown]
 # The rule for any model: with `c` activations kept a layer, `k + c·n/k` is smallest at `k = √(c·n)`. And recomputation
@@ -445,13 +395,9 @@ assert gelu_mib[DEPTH] < 0.5 * gelu_mib[0], (
 # %%
 def gain(depth=DEPTH, kept_per_layer=1.0, weights_and_slots=10):
     counts = [k for k in range(1, depth + 1) if depth % k == 0]
-    best = min(counts, key=lambda k: predicted_segments(k, depth, kept_per_layer))
-    plain = (kept_per_layer * depth + 3) * one + weights_and_slots
-    cut = predicted_segments(best, depth, kept_per_layer) + weights_and_slots
-    print(
-        f"plain {plain:7.1f} MiB   best {cut:7.1f} MiB with {best} segments: "
-        f"{plain / cut:.1f} × smaller (predicted)"
-    )
+    plain = (kept_per_layer * depth + 2) * one + weights_and_slots
+    best = min(predicted_segments(k, depth, kept_per_layer) for k in counts) + weights_and_slots
+    print(f"plain {plain:.1f} MiB, best {best:.1f}: {plain / best:.1f} × smaller (predicted)")
 
 
 sliders = {"depth": (4, 144, 4), "kept_per_layer": (1.0, 8.0, 0.5)}
@@ -490,10 +436,11 @@ def twice(batch=64):
 
 
 masks, means = lab.measure(twice, label="state inside a segment").value
-print("dropout: outputs and gradients that agree on what was dropped:")
-print("plain {:.2f}, recomputed {:.2f}".format(*masks))
-print("batch normalization: moving mean after one step, momentum 0.5, from 0 towards 1:")
-print("plain {:.2f}, recomputed {:.2f}".format(*means))
+found = {
+    "dropout: share where output and gradient agree": masks,
+    "moving mean after a step from 0 towards 1": means,
+}
+pd.DataFrame(found, index=["plain", "recomputed"]).T.round(2)
 
 # %% [markdown]
 # Keep such layers between the segments, or hand dropout a fixed seed (exercise 2).
@@ -528,7 +475,7 @@ def best_segments(depth, kept_per_layer):
 
 # %%
 def peak_of(k):
-    return table(lab.measure(sweep, "gelu", [k], [], BATCH, label="gelu")).loc[("eager", k), "MiB"]
+    return by_segments(lab.measure(sweep, "gelu", [k], BATCH, label="gelu"))["MiB"].median()[k]
 
 
 check.best_segments(best_segments, COUNTS, predicted_segments, DEPTH, kept, peak_of)
@@ -540,6 +487,12 @@ def best_segments(depth, kept_per_layer):
     near = sorted(COUNTS, key=lambda k: abs(k - ideal))[:2]
     peaks = {k: k + kept_per_layer * depth / k for k in near}
     return min(peaks, key=peaks.get)
+
+
+# %% tags=["right"]
+def best_segments(depth, kept_per_layer):
+    peaks = pd.Series({float(k): predicted_segments(k, depth, kept_per_layer) for k in COUNTS})
+    return peaks.idxmin()
 
 
 # %% tags=["wrong"]
@@ -562,7 +515,7 @@ def best_segments(depth, kept_per_layer):
 
 # %% [markdown]
 # **2.** Dropout that may be recomputed. Write a function of `x` **and a seed** that drops half of `x`, always the same
-# half for the same seed. The caller draws a new seed each step, outside the segment.
+# half for the same seed, eagerly and in a graph. The caller draws a new seed each step, outside the segment.
 
 
 # %%
@@ -579,6 +532,13 @@ check.seeded_dropout(seeded_dropout, WIDTH)
 # %% tags=["right"]
 def seeded_dropout(x, seed):
     return tf.where(tf.random.stateless_uniform(tf.shape(x), seed) < 0.5, 0.0, 2 * x)
+
+
+# %% tags=["wrong"]
+# says: in a graph
+def seeded_dropout(x, seed):
+    tf.random.set_seed(int(seed[0]) + 1000 * int(seed[1]))
+    return tf.nn.dropout(x, rate=0.5)
 
 
 # %% tags=["wrong"]
@@ -607,9 +567,9 @@ def seeded_dropout(x, seed):
 
 # %%
 def predicted_uneven(lengths):
-    """MiB: at segment i (from 1) i checkpoints, its outputs, 4 in passing, and the last output."""
+    """MiB: at segment i (from 1) i checkpoints, its outputs, 3 in passing, and the last output."""
     many = len(lengths)
-    return max(i + length + 4 + (i < many) for i, length in enumerate(lengths, start=1)) * one
+    return max(i + length + 3 + (i < many) for i, length in enumerate(lengths, start=1)) * one
 
 
 def run_lengths(lengths, batch):
@@ -640,19 +600,39 @@ def uneven_lengths():
     return (8, 7, 6, 5, 4, 3, 3)
 
 
+# %% tags=["right"]
+def uneven_lengths():
+    left, longest = DEPTH, 8
+    while left:
+        yield min(left, longest)
+        left, longest = left - min(left, longest), longest - 1
+
+
 # %% tags=["wrong"]
-# says: first ones longer
+# says: segment 8 of 8 layers
 def uneven_lengths():
     return [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 # %% tags=["wrong"]
-# says: first ones longer
+# says: segment 6 of 6 layers
 def uneven_lengths():
     return [6, 6, 6, 6, 6, 6]
+
+
+# %% tags=["wrong"]
+# says: segment 1 of 11 layers
+def uneven_lengths():
+    return [11, 9, 7, 5, 3, 1]
 
 
 # %% tags=["wrong"]
 # says: layers together
 def uneven_lengths():
     return [8, 7, 6, 5, 4]
+
+
+# %% tags=["wrong"]
+# says: lengths of segments, .* not 8
+def uneven_lengths():
+    return 8
