@@ -30,7 +30,8 @@ def to_int8(answer, kernel):
         assert np.isfinite(scales).all(), "some scales are not finite."
         exact = np.abs(given).max(axis=0) / 127
         assert not (np.sign(numbers) * np.sign(given) < 0).any(), "some numbers changed their sign: int8 ends at 127."
-        assert np.allclose(scales, exact, rtol=1e-3), "a scale is not its own column's largest value by 127."
+        assert not np.allclose(scales * exact, 1, rtol=1e-3), "numbers are multiplied by the scales: yours divide."
+        assert np.allclose(scales, exact, rtol=1e-3), "a scale is not its own column's largest absolute value by 127."
         off = float((np.abs(numbers * scales - given) / scales).max())
         assert off <= 0.51, f"some weights are off by {off:.2f} steps, more than half a step: are they rounded?"
 
@@ -42,12 +43,25 @@ class _Told(Exception):
 def _distilled(beside, data, weights, answer):
     """In the arm: (the losses with the teacher beside that is asked by the answer, or None; what is wrong)."""
 
+    def told_apart(teacher, images, got):
+        """The images may be other ones in the next step: turned round, they must give the same rows, turned round."""
+        turned = np.asarray(answer(teacher, images[::-1]))[::-1]
+        if not np.allclose(turned, got, rtol=0, atol=1e-3 * np.abs(got).max()):
+            raise _Told(
+                "the same images in another order gave other outputs: each row must be the teacher's for its image."
+            )
+
+    asked = []
+
     def ask(teacher, images):
         got = answer(teacher, images)
         if untouched(got):
             raise _Told("in_pieces() returns nothing yet: return the teacher's outputs for all images.")
         if np.shape(got) != (len(images), 10):
             raise _Told(f"{len(images)} images gave outputs of shape {np.shape(got)}: a row for each.")
+        if not asked:
+            told_apart(teacher, images, np.asarray(got))
+        asked.append(True)
         return got
 
     try:
@@ -68,7 +82,7 @@ def in_pieces(answer, beside, data, weights, budget, losses):
     assert not told, told
     off = max(abs(a - b) for a, b in zip(found, losses)) / losses[0]
     assert off < 0.01, (
-        f"the losses are off by {off:.0%}: the outputs must be the teacher's for these images, in their order."
+        f"the losses are off by {off:.0%}: the outputs must be the teacher's own for these images, in their order."
     )
     peak = f"peak {done.peak_mib:.1f} MiB of a budget of {budget}"
     assert done.peak_mib < 0.98 * parse_size(budget) / MIB, f"{peak}: the pieces are too large."
