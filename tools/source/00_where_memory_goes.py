@@ -137,7 +137,7 @@ lab.expect_oom(failure)
 # %%
 PIECE = 512
 held = (1 + 2 + 1) * weights + lab.tensor_mib((BATCH, INPUTS))  # weights, slots, sums, the batch
-# The worst moment: a piece's gradients are all there, and of its first layer an output and two gradients of it.
+# The worst moment: all of a piece's gradients, and of its first layer an output and two gradients.
 predicted_fix = held + weights + 3 * lab.tensor_mib((PIECE, WIDTH))
 print(f"predicted for pieces of {PIECE}: {predicted_fix:.1f} MiB, budget {BUDGET}")
 
