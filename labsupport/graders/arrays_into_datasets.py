@@ -21,6 +21,19 @@ def _sizes(sizes, count, batch):
     return None
 
 
+def _note_whole_files():
+    """In the arm: a list that gets an entry whenever np.load reads a whole file into memory."""
+    load, whole = np.load, []
+
+    def noted(*given, **named):
+        array = load(*given, **named)
+        whole.extend([] if isinstance(array, np.memmap) else [len(array)])
+        return array
+
+    np.load = noted
+    return whole
+
+
 def _pairs(answer, count, row, batch):
     """In the arm: a word why the pairs are wrong, or (places of the rows in the order they came, MiB that were kept)."""
     path = os.path.join(tempfile.mkdtemp(), "images.npy")
@@ -29,7 +42,7 @@ def _pairs(answer, count, row, batch):
         file[place] = place  # a row says its place
     del file
     labels = (7919 * np.arange(count)) % count + 5
-    before = process_status("RssAnon")
+    before, whole = process_status("RssAnon"), _note_whole_files()
     dataset = answer(path, labels)
     if word := no_dataset(dataset, "(images, labels)"):
         return word
@@ -48,6 +61,8 @@ def _pairs(answer, count, row, batch):
         places += here.tolist()
         sizes.append(len(here))
     after = process_status("RssAnon")
+    if whole:
+        return f"np.load read the whole file {len(whole)} times: without mmap_mode all images are in memory."
     if word := _sizes(sizes, count, batch):
         return word
     if sorted(places) != list(range(count)):
@@ -70,6 +85,10 @@ def by_index(answer, count, row, batch):
     most = done.peak_mib if kept is None else max(done.peak_mib, kept)
     assert most < 0.5 * array, f"{most:.0f} MiB are held, and all images are {array:.0f}: they are in memory."
     assert places != sorted(places), "the order is still that of the file."
+    neighbours = sum(after == before + 1 for before, after in zip(places, places[1:]))
+    assert neighbours < 0.5 * count, (
+        "whole batches are shuffled, and not the images: within a batch they come in order."
+    )
     # Of 64 drawn from all, one lies in the last quarter, but for one case in 10⁸.
     far = max(places[:64]) > 0.75 * count and min(places[-64:]) < 0.25 * count
     assert far, f"they are shuffled over only part of them: the first 64 lie below {max(places[:64]) + 1} of {count}."

@@ -5,10 +5,20 @@ from labsupport.lesson.exercises import exercise, try_out, untouched
 
 
 def _places(answer, shapes):
-    """In the arm: for each kernel with its slots the (device, shape, bytes) of every variable; None for an untouched stub."""
+    """In the arm: for each kernel with its slots the (device, shape, bytes) of every variable, or what is wrong, in words."""
+    import tensorflow as tf
+
     made = answer(shapes)
     if untouched(made):
-        return None
+        return "placed() returns nothing yet: return a list of (kernel, slot, slot)."
+    made = [list(group) for group in made]
+    for variable in (every := sum(made, [])):
+        if not isinstance(variable, tf.Variable):
+            return f"there is a {type(variable).__name__} among them: only a tf.Variable can be trained."
+        if variable.dtype != tf.float32:
+            return f"a variable is of {variable.dtype.name}: tf.zeros(shape) makes float32, and so it stays."
+    if len({id(variable) for variable in every}) < len(every):
+        return "a variable stands there twice: each slot is a variable of its own, which Adam fills with numbers of its own."
     one = lambda variable: [variable.device.rsplit(":", 2)[-1], list(variable.shape), variable.numpy().nbytes]
     return [[one(variable) for variable in group] for group in made]
 
@@ -17,11 +27,11 @@ def _places(answer, shapes):
     1,
     "tf.device is a context manager; what is made inside it lies there.",
     "Count bytes, not layers: keep a sum for each device, and give the next kernel to the one that holds less.",
+    "What comes last and is large fits nowhere: in which order do you hand them out?",
 )
 def placed(answer, shapes, room):
     """answer(shapes) makes a kernel and two slots for each shape, spread over two devices of `room` MiB."""
     done = try_out(_places, answer, shapes, logical_devices=2, label="your answer to 1")
-    assert done.value is not None, "placed() returns nothing yet: return a list of (kernel, slot, slot)."
     assert [len(group) for group in done.value] == [3] * len(shapes), (
         f"for {len(shapes)} shapes there must be as many kernels, each with two slots; the lengths are "
         f"{[len(group) for group in done.value]}."
@@ -52,6 +62,10 @@ def _parts(answer):
     if not isinstance(layout, dtensor.Layout):
         return (
             f"you return a {type(layout).__name__}, which is no layout: dtensor.Layout takes such a list, and the mesh."
+        )
+    if layout.rank != 2:
+        return (
+            f"your layout is for a tensor with {layout.rank} axis, and a kernel has two: say of each whether it is cut."
         )
     kernel = tf.reshape(tf.range(24.0), (4, 6))
     on_mesh = dtensor.copy_to_mesh(kernel, dtensor.Layout.replicated(mesh, 2))

@@ -32,6 +32,7 @@ import labsupport as lab
 from labsupport.graders import arrays_into_datasets as check
 
 tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
+import keras
 
 IMAGES = lab.choose(SCALE, quick=2000, full=10000)
 ROW = (64, 64, 3)
@@ -203,35 +204,24 @@ def levels(row, rewritten):
         return lab.reading().tensors_mib - own_copy
 
 
-rows = []
-for side in (64, 61):
-    for rewritten in (True, False):
-        row = (side, side, 3)
-        run = lab.measure(levels, row, rewritten, label=f"rows of {row}, rewritten: {rewritten}")
-        size, row_bytes = lab.tensor_mib((BUFFER, *row)), int(np.prod(row)) * 4
-        facts = (side, row_bytes % 64 == 0, rewritten, size, run.phase("epoch").rise_mib, run.value)
-        rows.append(facts)
-columns = [
-    "side",
-    "row's bytes a multiple of 64",
-    "rewritten",
-    "dataset's copy",
-    "worst moment",
-    "in an epoch",
-]
-buffers = pd.DataFrame(rows, columns=columns).set_index(["side", "rewritten"])
-buffers.round(1)
+facts = {}
+for side, rewritten in ((64, True), (64, False), (61, True)):
+    row = (side, side, 3)
+    name = f"rows of {side} × {side}" + ("" if rewritten else ", not rewritten")
+    run = lab.measure(levels, row, rewritten, label=name)
+    facts[name] = (run.phase("epoch").rise_mib, run.value)
+pd.DataFrame(facts, ["worst moment (MiB)", "in an epoch (MiB)"]).T.round(1)
 
 # %%
-even, uneven = buffers.loc[(64, True)], buffers.loc[(61, True)]
-bare = buffers.loc[(64, False)]
+(worst, even), (bare, _), (_, uneven) = facts.values()
 lab.note(
-    f"MiB beside the dataset's copy. Rewritten, the worst moment is {even['worst moment']:.0f} MiB "
-    f"more, as it is without {bare['worst moment']:.1f}: that is the second copy, and it goes "
-    f"before the first batch. While the shuffle buffer is full, {even['in an epoch']:.1f} MiB are "
-    f"held with rows of 64 × 64 and {uneven['in an epoch']:.1f} with rows of 61 × 61. Elements of "
-    "the first are views into the one big tensor; TensorFlow wants tensors to begin at multiples "
-    "of 64 bytes, so a row that begins elsewhere is copied."
+    f"MiB beside the dataset's copy of {lab.tensor_mib((BUFFER, *ROW)):.0f}. Rewritten, the worst "
+    f"moment is {worst:.0f} MiB more, otherwise {bare:.1f}: that is the second copy, and it goes "
+    f"before the first batch. While the shuffle buffer is full, {even:.1f} MiB are held with rows "
+    f"of 64 × 64 and {uneven:.1f} with rows of 61 × 61. TensorFlow wants tensors to begin at "
+    f"multiples of 64 bytes. A row of the first has {64 * 64 * 3 * 4 / 64:.2f} times 64 bytes, so "
+    "each can be a view into the one big tensor; a row of the second has "
+    f"{61 * 61 * 3 * 4 / 64:.2f} times, so it is copied."
 )
 
 # %% [markdown]
@@ -262,27 +252,23 @@ def epochs():
 parts = lab.measure(epochs, label="epochs").phases
 facts = [(part.name, part.peak_mib, part.held_mib, part.end - part.start) for part in parts]
 passes = pd.DataFrame(facts, columns=["dataset", "peak MiB", "end MiB", "seconds"])
-once, rebuilt = passes[:EPOCHS].reset_index(), passes[EPOCHS:].reset_index()
-_, axes = plt.subplots(1, 2, figsize=(10, 3))
-for column, part in zip(("peak MiB", "seconds"), axes):
-    for frame, line in zip((rebuilt, once), ("o-", "s--")):
-        part.plot(range(1, EPOCHS + 1), frame[column], line, label=frame["dataset"][0])
-    part.set(xlabel="epoch", ylabel=column, ylim=(0, 1.15 * passes[column].max()))
-axes[0].set_title("tensors at the worst moment of an epoch")
-axes[1].set_title("time of an epoch that only reads")
-axes[0].axhline(array, color="black", ls=":", label="at the end of each epoch, both")
-axes[0].legend(loc="lower left")
+number = passes.groupby("dataset").cumcount() + 1
+by_epoch = passes.pivot_table("peak MiB", number, "dataset")
+axes = by_epoch.plot(style=["o-", "s--"], ylim=(0, 2.2 * array), figsize=(8, 3))
+axes.set(xlabel="epoch", ylabel="most tensors in an epoch (MiB)")
+axes.legend(loc="lower left")
 plt.show()
 
 # %%
+middle = passes.groupby("dataset").median()
+once, rebuilt = middle.loc["built once"], middle.loc["built in every epoch"]
+ends = passes["end MiB"][EPOCHS:].tolist()
 lab.note(
-    f"Nothing leaks: at the end of the first and the last epoch {rebuilt['end MiB'].iloc[0]:.1f} "
-    f"and {rebuilt['end MiB'].iloc[-1]:.1f} MiB are held. But a new dataset is copied and "
-    f"rewritten anew, while the name still holds the old one: {rebuilt['peak MiB'].median():.0f} "
-    f"MiB at the worst moment against {once['peak MiB'].median():.0f}, and "
-    f"{rebuilt['seconds'].median():.3f} s against {once['seconds'].median():.3f} (medians; between "
-    f"{rebuilt['seconds'].min():.3f} and {rebuilt['seconds'].max():.3f}, "
-    f"{once['seconds'].min():.3f} and {once['seconds'].max():.3f})."
+    f"Nothing leaks: at the end of the first and the last epoch {ends[0]:.1f} and {ends[-1]:.1f} "
+    "MiB are held. But a new dataset is copied and rewritten anew, while the name still holds the "
+    f"old one: {rebuilt['peak MiB']:.0f} MiB at the worst moment against {once['peak MiB']:.0f}, "
+    f"and {rebuilt['seconds']:.3f} s against {once['seconds']:.3f} (medians of {EPOCHS} epochs). "
+    "Built once, only the first epoch pays."
 )
 
 # %% [markdown]
@@ -295,46 +281,40 @@ lab.note(
 def training(count, row, classes, dtype="float32", one_hot=False):
     random = np.random.default_rng(0)
     x = random.random((count, *row), dtype)
-    labels = random.integers(classes, size=count, dtype=np.int32)
-    y = np.eye(classes, dtype=np.float32)[labels] if one_hot else labels
+    y = random.integers(classes, size=count, dtype=np.int32)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if one_hot:
+        y = np.eye(classes, dtype=np.float32)[y]
+        loss_of = keras.losses.CategoricalCrossentropy(from_logits=True)
     weights = tf.Variable(tf.zeros((np.prod(row), classes)))
     for inputs, wanted in tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH):
         with tf.GradientTape() as tape:
             flat = tf.reshape(tf.cast(inputs, tf.float32), (len(inputs), -1))
-            if one_hot:
-                loss = tf.nn.softmax_cross_entropy_with_logits(wanted, flat @ weights)
-            else:
-                loss = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, flat @ weights)
-            loss = tf.reduce_mean(loss)
+            loss = loss_of(wanted, flat @ weights)
         weights.assign_sub(0.001 * tape.gradient(loss, weights))
     return float(loss)
 
 
-photos, rows = (IMAGES // 4, ROW, 10), (10_000, (32,), 1000)
+photos, short_rows = (IMAGES // 4, ROW, 10), (10_000, (32,), 1000)
 chosen = {
-    "images in float64": (*photos, "float64"),
-    "images in float32": (*photos, "float32"),
-    "short rows, 1,000 classes, one-hot": (*rows, "float32", True),
-    "short rows, 1,000 classes, integers": (*rows, "float32", False),
-    "images, 10 classes, one-hot": (*photos, "float32", True),
-    "images, 10 classes, integers": (*photos, "float32", False),
+    "float64": (*photos, "float64"),
+    "float32": (*photos, "float32"),
+    "many_classes_one_hot": (*short_rows, "float32", True),
+    "many_classes_integers": (*short_rows, "float32", False),
+    "few_classes_one_hot": (*photos, "float32", True),
+    "few_classes_integers": (*photos, "float32", False),
 }
 runs = {name: lab.measure(training, *args, label=name) for name, args in chosen.items()}
-facts = {name: (run.process_peak_mib, run.value) for name, run in runs.items()}
-dtypes = pd.DataFrame(facts, ["process peak MiB", "last loss"]).T
-dtypes.round(4)
-
-# %%
-float64, float32, many_one_hot, many_integers, few_one_hot, few_integers = dtypes[
-    "process peak MiB"
-]
-losses = dtypes["last loss"].to_numpy().reshape(3, 2)
-assert np.allclose(losses[1:, 0], losses[1:, 1], rtol=1e-4)  # one-hot or integer: the same loss
+_, _, *losses = (run.value for run in runs.values())
+assert np.allclose(losses[::2], losses[1::2], rtol=1e-4)  # one-hot or integer: the same loss
+dtypes = {name: run.process_peak_mib for name, run in runs.items()}
+share = lambda less, more: dtypes[less] / dtypes[more]
 lab.note(
-    f"float32 takes {float32 / float64:.2f} of float64's peak. Integers for one-hot labels take "
-    f"{many_integers / many_one_hot:.2f} of the peak where the labels are the larger part, and "
-    f"{few_integers / few_one_hot:.2f} where images are: a dtype saves where the bytes are, so "
-    "count first."
+    f"float32 takes {share('float32', 'float64'):.2f} of float64's peak. Integers for one-hot "
+    f"labels take {share('many_classes_integers', 'many_classes_one_hot'):.2f} of the peak with "
+    "1,000 classes and rows of 32 numbers, where the labels are the larger part, and "
+    f"{share('few_classes_integers', 'few_classes_one_hot'):.2f} with 10 classes of images: a "
+    "dtype saves where the bytes are, so count first."
 )
 
 # %% [markdown]
@@ -350,10 +330,7 @@ def baked():
     x = images(count=BAKED)
     before = lab.reading().process_mib
 
-    @tf.function
-    def look(rows):
-        return tf.gather(x, rows)
-
+    look = tf.function(lambda rows: tf.gather(x, rows))
     look(tf.range(BATCH))
     graph = look.get_concrete_function(tf.range(BATCH)).graph.as_graph_def().ByteSize()
     return graph / 2**20, lab.reading().process_mib - before
@@ -363,8 +340,7 @@ graph_mib, grown = lab.measure(baked, label="array in a graph").value
 small = lab.tensor_mib((BAKED, *ROW))
 lab.note(
     f"The array has {small:.1f} MiB and the graph {graph_mib:.1f}; one trace made the process "
-    f"grow by {grown:.0f} MiB, "
-    f"which is {grown / small:.1f} arrays. Exercise 2 takes the array out."
+    f"grow by {grown:.0f} MiB, which is {grown / small:.1f} arrays. Exercise 2 takes it out."
 )
 
 # %% [markdown]
@@ -407,26 +383,11 @@ lab.explore(feeds_by_size, thousand_images=(1, 200, 1), side=(8, 256, 8))
 # ## Verdict
 
 # %%
-lab.verdict(
-    "C02",
-    "fails",
-    array=array,
-    batch=batch,
-    tensors_peak=slices.peak_mib,
-    process_peak=slices.process_peak_mib,
-)
+peaks = {"tensors_peak": slices.peak_mib, "process_peak": slices.process_peak_mib}
+lab.verdict("C02", "fails", array=array, batch=batch, **peaks)
 
 # %%
-lab.verdict(
-    "C26",
-    "partly",
-    float64=float64,
-    float32=float32,
-    many_classes_one_hot=many_one_hot,
-    many_classes_integers=many_integers,
-    few_classes_one_hot=few_one_hot,
-    few_classes_integers=few_integers,
-)
+lab.verdict("C26", "partly", **dtypes)
 
 # %%
 lab.verdict("C31", "not testable here", computed_on=device, without_soft_placement=raised)
@@ -435,12 +396,12 @@ lab.verdict("C31", "not testable here", computed_on=device, without_soft_placeme
 lab.verdict(
     "C32",
     "partly",
-    held_first=rebuilt["end MiB"].iloc[0],
-    held_last=rebuilt["end MiB"].iloc[-1],
-    rebuilt_peak=rebuilt["peak MiB"].median(),
-    once_peak=once["peak MiB"].median(),
-    rebuilt_seconds=rebuilt["seconds"].median(),
-    once_seconds=once["seconds"].median(),
+    held_first=ends[0],
+    held_last=ends[-1],
+    rebuilt_peak=rebuilt["peak MiB"],
+    once_peak=once["peak MiB"],
+    rebuilt_seconds=rebuilt["seconds"],
+    once_seconds=once["seconds"],
 )
 
 # %% [markdown]
@@ -514,6 +475,26 @@ def by_index(path, labels):
     return tf.data.Dataset.range(len(labels)).shuffle(len(labels)).batch(BATCH).map(fetch)
 
 
+# %% tags=["wrong"]
+# says: mmap_mode
+def by_index(path, labels):
+    def fetch(indices):
+        rows = tf.numpy_function(lambda at: np.load(path)[at], [indices], tf.float32)
+        return tf.ensure_shape(rows, (None, *ROW)), tf.gather(labels, indices)
+
+    return tf.data.Dataset.range(len(labels)).shuffle(len(labels)).batch(BATCH).map(fetch)
+
+
+# %% tags=["wrong"]
+# says: whole batches are shuffled
+def by_index(path, labels):
+    def fetch(indices):
+        rows = tf.numpy_function(lambda at: np.load(path, mmap_mode="r")[at], [indices], tf.float32)
+        return tf.ensure_shape(rows, (None, *ROW)), tf.gather(labels, indices)
+
+    return tf.data.Dataset.range(len(labels)).batch(BATCH).shuffle(len(labels)).map(fetch)
+
+
 # %% [markdown]
 # **2.** Take the array out of the graph. `lookup(x)` returns a `tf.function` that gives the rows asked for. As it
 # stands the graph holds the whole array.
@@ -572,6 +553,25 @@ def lookup(x):
     return look
 
 
+# %% tags=["right"]
+def lookup(x):
+    @tf.function
+    def look(table, rows):
+        return tf.gather(table, rows)
+
+    return lambda rows: look(x, rows)
+
+
+# %% tags=["wrong"]
+# says: symbolic
+def lookup(x):
+    @tf.function
+    def look(rows):
+        return x[rows]
+
+    return look
+
+
 # %% [markdown]
 # **3.** Pixels come as bytes. `scaled_batches` gets a uint8 array and returns a dataset of float32 batches of 32, in
 # order, with pixels between 0 and 1. As it stands it makes eight bytes of each. Make floats of a batch at a time.
@@ -622,3 +622,15 @@ def scaled_batches(pixels):
     floats = np.float32(pixels) / np.float32(255)
     starts = tf.data.Dataset.range(0, len(floats), 32)
     return starts.map(lambda at: tf.numpy_function(lambda i: floats[i : i + 32], [at], tf.float32))
+
+
+# %% tags=["right"]
+def scaled_batches(pixels):
+    return tf.data.Dataset.from_tensor_slices(pixels).batch(32).map(lambda batch: batch / 255)
+
+
+# %% tags=["wrong"]
+# says: all of them as floats
+def scaled_batches(pixels):
+    images = tf.data.Dataset.from_tensor_slices(pixels)
+    return images.map(lambda image: tf.cast(image, tf.float32) / 255).cache().batch(32)

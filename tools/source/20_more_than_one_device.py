@@ -154,14 +154,13 @@ def model_parallel(devices):
     )
     model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
     kernel = model.trainable_variables[0].value
-    return type(kernel).__name__, kernel.device.rsplit("/", 1)[-1], hasattr(kernel, "layout")
+    return tuple(kernel.shape), kernel.device.split("device:")[-1], hasattr(kernel, "layout")
 
 
 parallel = lab.measure(model_parallel, 4, logical_devices=4, label="ModelParallel, 4 devices")
-kind, device, cut = parallel.value
+shape, device, cut = parallel.value
 lab.note(
-    f"The kernel is a {kind} on {device}, "
-    f"{'cut by a layout' if cut else 'not cut, and nothing warned of it'}. "
+    f"The kernel is {'cut by a layout' if cut else f'not cut: all {shape} of it lie on {device}'}. "
     "In Keras the layouts belong to the JAX backend."
 )
 
@@ -221,6 +220,8 @@ lab.expect_finished(fix)
 
 # %% [markdown]
 # ## Side by side
+#
+# Totals over both devices.
 
 # %%
 lab.compare(single, failure, mirrored, fix)
@@ -402,6 +403,58 @@ def placed(shapes):
     return made
 
 
+# %% tags=["right"]
+def placed(shapes):
+    def group(shape, device):
+        with tf.device(device.name):
+            kernel = tf.Variable(lambda: tf.zeros(shape))
+            return {name: kernel if name == "kernel" else tf.Variable(kernel) for name in names}
+
+    names, (one, other) = ("kernel", "mean", "squares"), tf.config.list_logical_devices("CPU")
+    return (
+        group(shape, other if shape in (shapes[0], max(shapes)) else one).values()
+        for shape in shapes
+    )
+
+
+# %% tags=["wrong"]
+# says: CPU:0 holds 42
+def placed(shapes):
+    made, held = [], [0, 0]
+    for rows, columns in shapes:
+        number = held.index(min(held))
+        held[number] += rows * columns
+        with tf.device(f"CPU:{number}"):
+            made.append([tf.Variable(tf.zeros((rows, columns))) for _ in range(3)])
+    return made
+
+
+# %% tags=["wrong"]
+# says: float16
+def placed(shapes):
+    return [[tf.Variable(tf.zeros(shape, "float16")) for _ in range(3)] for shape in shapes]
+
+
+# %% tags=["wrong"]
+# says: twice
+def placed(shapes):
+    made = []
+    for number, shape in enumerate(shapes):
+        with tf.device(f"CPU:{number // 4}"):
+            made.append([tf.Variable(tf.zeros(shape))] * 3)
+    return made
+
+
+# %% tags=["wrong"]
+# says: tf.Variable
+def placed(shapes):
+    made = []
+    for number, shape in enumerate(shapes):
+        with tf.device(f"CPU:{number // 4}"):
+            made.append([tf.zeros(shape) for _ in range(3)])
+    return made
+
+
 # %% tags=["wrong"]
 # says: not beside
 def placed(shapes):
@@ -434,6 +487,35 @@ check.row_layout(row_layout)
 # %% tags=["right"]
 def row_layout(dtensor, mesh):
     return dtensor.Layout.batch_sharded(mesh, "model", rank=2)
+
+
+# %% tags=["right"]
+def row_layout(dtensor, mesh):
+    return dtensor.Layout((mesh.dim_names[0], "unsharded"), mesh)
+
+
+# %% tags=["right"]
+def row_layout(dtensor, mesh):
+    specs = f"sharding_specs:model,unsharded, mesh:{mesh.to_string()}"
+    return dtensor.Layout.from_string(specs)
+
+
+# %% tags=["wrong"]
+# says: has two
+def row_layout(dtensor, mesh):
+    return dtensor.Layout(["model"], mesh)
+
+
+# %% tags=["wrong"]
+# says: more than once|twice|already|mesh
+def row_layout(dtensor, mesh):
+    return dtensor.Layout(["model", "model"], mesh)
+
+
+# %% tags=["wrong"]
+# says: rows|mesh
+def row_layout(dtensor, mesh):
+    return dtensor.Layout(["rows", dtensor.UNSHARDED], mesh)
 
 
 # %% tags=["wrong"]
