@@ -14,6 +14,7 @@ from labsupport.showing.plain import for_matplotlib
 _ON_LINES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # behind words that lie on curves
 _ROOM = 1.12  # above the highest curve, for the words on it
 _WAITED = 3  # seconds without a change before an OOM; below that a picture is to scale
+_BETWEEN = 1  # second from such a wait to the next one, or to the end; what takes longer is no part of dying
 _BEYOND = 1.05  # times its budget: an arm whose log does not tell what it asked for wanted more than there was
 _FARTHEST = 2  # budgets: an arm that wanted more has its cross here, or the curves would lie on the axis
 _NAMED = 0.05  # of the time axis that a phase must take; in a narrower one its name would overlap with the next
@@ -25,15 +26,21 @@ def _megabytes(curve):
 
 
 def _without_wait(result, curve):
-    """The curve up to its last change, and the seconds that an OOM then only waited (0 if it hardly did).
+    """The curve up to where an OOM began to wait, and for how many seconds it did (0 if it hardly did).
 
-    TensorFlow waits ten seconds before it raises; drawn to scale, they would squeeze what happened before.
+    TensorFlow waits ten seconds before it raises, and once more if what was let go meanwhile does not suffice; drawn to
+    scale, they would squeeze what happened before.
     """
     if result.ok or result.error.cause is not Cause.OOM or not curve:
         return curve, 0.0
-    moved = max((i for i in range(1, len(curve)) if curve[i][1] != curve[i - 1][1]), default=0)
-    wait = result.seconds - curve[moved][0]
-    return (curve[: moved + 1], wait) if wait > _WAITED else (curve, 0.0)
+    changes = [0, *(place for place in range(1, len(curve)) if curve[place][1] != curve[place - 1][1])]
+    cut, until = len(curve) - 1, result.seconds
+    for place, after in reversed([*zip(changes, [*(curve[place][0] for place in changes[1:]), result.seconds])]):
+        if after < until - _BETWEEN:
+            break
+        if after - curve[place][0] > _WAITED:
+            cut, until = place, curve[place][0]
+    return curve[: cut + 1], result.seconds - until
 
 
 def _curves(axes, results, story):
@@ -78,16 +85,9 @@ def _from_zero(axes):
 
 
 def _budget_lines(axes, results):
-    """A line with its name for each budget that was given."""
-    look = {
-        "xycoords": ("axes fraction", "data"),
-        "textcoords": "offset points",
-        "color": BUDGET_LINE,
-        "bbox": _ON_LINES,
-    }
+    """A line for each budget that was given; its name stands in the legend, since crosses and phases lie on the line."""
     for budget in {result.budget / MIB for result in results if result.budget_given}:
-        axes.axhline(budget, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
-        axes.annotate(f"budget {budget:.0f} MiB", (0.99, budget), xytext=(0, 3), va="bottom", ha="right", **look)
+        axes.axhline(budget, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)), label=f"budget {budget:,.0f} MiB")
 
 
 def _shades(axes, phases):
