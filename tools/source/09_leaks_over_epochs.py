@@ -142,7 +142,8 @@ lab.expect_finished(unbounded, names_deleted)
 plain_deleted = lab.measure(train, EPOCHS, None, ["names"], label="the published loop, its fix")
 lab.note(
     f"Where gradients are kept, tensors grow by {growth(unbounded.value[0]):.2f} MiB an epoch; "
-    f"with the loop's names deleted by {growth(names_deleted.value[0]):.2f}, with the list deleted by "
+    f"with the loop's names deleted by {growth(names_deleted.value[0]):.2f}, with the list "
+    "deleted by "
     f"{growth(emptied.value[0]):z.2f}. The published loop ends an epoch at "
     f"{plain_deleted.value[0][-1]:.1f} MiB with its fix, at {plain.value[0][-1]:.1f} without it."
 )

@@ -221,15 +221,19 @@ square = float(tf.cast(1e-3**2 * 1e-3, tf.float16))
 lab.note(
     f"Of the test images {accuracy['float32, Adam']:.0%} are right with float32, "
     f"{accuracy['mixed_float16, Adam']:.0%} and {accuracy['mixed_bfloat16, Adam']:.0%} with the "
-    f"mixed policies, {accuracy['float32, SGD']:.0%} with SGD. Half precision for everything, as it "
+    f"mixed policies, {accuracy['float32, SGD']:.0%} with SGD. Half precision for everything, "
+    "as it "
     f"comes: {accuracy['float16, Adam']:.0%} in float16 (loss "
-    f"{learnt['last loss']['float16, Adam']:.1f}) and {accuracy['bfloat16, Adam']:.0%} in bfloat16, "
+    f"{learnt['last loss']['float16, Adam']:.1f}) and {accuracy['bfloat16, Adam']:.0%} in "
+    "bfloat16, "
     "where one in ten is chance."
 )
 lab.note(
     "In float16, Adam's average of *squared* gradients underflows, becomes 0: a gradient of 0.001 "
-    f"adds {square:g}. Dividing by its root plus a tiny epsilon is then dividing by nearly nothing. "
-    f"In bfloat16, Adam's 0.999 is {rounded:g}, its correction for a young average 1 − {rounded:g}, "
+    f"adds {square:g}. Dividing by its root plus a tiny epsilon is then dividing by nearly "
+    "nothing. "
+    f"In bfloat16, Adam's 0.999 is {rounded:g}, its correction for a young average 1 − "
+    f"{rounded:g}, "
     "and every update 0; with 0.98, which does not round to 1, it learns "
     f"({accuracy['bfloat16, Adam, beta_2 0.98']:.0%}). That is why the policy is *mixed*."
 )

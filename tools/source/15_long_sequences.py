@@ -202,7 +202,8 @@ batches
 # %%
 largest, padding = batches["largest peak MiB"], batches["padding %"]
 lab.note(
-    f"Buckets cut the padding from {padding['padded']:.0f} to {padding['buckets']:.0f} %, and leave "
+    f"Buckets cut the padding from {padding['padded']:.0f} to {padding['buckets']:.0f} %, and "
+    "leave "
     f"the largest peak at {largest['buckets'] / largest['padded']:.2f} of what it was; the token "
     f"budget brings it to {largest['token budget'] / largest['padded']:.2f}, in "
     f"{batches['batches']['token budget']} batches. Small batches fit as well: "

@@ -136,7 +136,8 @@ lab.expect_oom(failure)
 def wrapped(start, steps, **options):
     import tensorflow_model_optimization as tfmot
 
-    # The published example ends at step 1000. This training is shorter: masks are renewed every 22 steps.
+    # The published example ends at step 1000. This training is shorter: masks are renewed
+    # every 22 steps.
     decay = tfmot.sparsity.keras.PolynomialDecay
     schedule = decay(0.20, 0.80, begin_step=0, end_step=steps, frequency=22)
     prune = tfmot.sparsity.keras.prune_low_magnitude

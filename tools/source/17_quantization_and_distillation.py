@@ -254,7 +254,8 @@ median = accuracy.median()
 lab.note(
     f"The teacher is right for {teacher_accuracy:.1%} of the images. "
     + " ".join(
-        f"With {setting}, the median of {SEEDS} students alone is {median[f'{setting}, alone']:.1%}, "
+        f"With {setting}, the median of {SEEDS} students alone is "
+        f"{median[f'{setting}, alone']:.1%}, "
         f"distilled {median[f'{setting}, distilled']:.1%}."
         for setting in fix.value
     )
@@ -310,7 +311,8 @@ def share(frame, column, kind, name):
 wide_call, deep_call = (share(in_keras, "peak of a call", "int8", name) for name in NETWORKS)
 in_keras_rest = max(share(in_keras, "at rest", "int8", name) for name in NETWORKS)
 lab.note(
-    f"At rest int8 takes at most {in_keras_rest:.0%} of float32. But on a CPU a call brings a layer's "
+    f"At rest int8 takes at most {in_keras_rest:.0%} of float32. But on a CPU a call brings a "
+    "layer's "
     f"kernel back to 32 bits before it multiplies: the peak of a call is {wide_call:.0%} of the "
     f"float32 one where one layer is most of the model, and {deep_call:.0%} where there are "
     f"{len(DEEP)} alike. (At rest the allocator's pieces of memory count, which can be larger than "
@@ -424,7 +426,8 @@ def cache_or_teacher(images=N, classes=10, batch=64):
     keep = lab.tensor_mib((images, classes))
     ask = teacher_weights + 2 * lab.tensor_mib((batch, max(TEACHER)))
     print(
-        f"cached outputs {keep:10.2f} MiB, teacher beside, batch {batch}: {ask:6.1f} MiB (predicted)"
+        f"cached outputs {keep:10.2f} MiB, teacher beside, batch {batch}: {ask:6.1f} MiB "
+        "(predicted)"
     )
     print("cache" if keep < ask else "keep the teacher")
 

@@ -117,7 +117,8 @@ plain = lab.measure(train, tf.nn.relu, False, *SIZES, label="relu, no XLA")
 printed = lab.measure(train, tf.nn.relu, True, *SIZES, label="relu, set_jit(True) as printed")
 lab.note(
     f"On {printed.device} `set_jit(True)` made {printed.value[0]} XLA operations. The peak was "
-    f"{plain.peak_mib:.0f} MiB without the line and {printed.peak_mib:.0f} with it: where no XLA is "
+    f"{plain.peak_mib:.0f} MiB without the line and {printed.peak_mib:.0f} with it: where no "
+    "XLA is "
     "made, both run the same graph. What two runs differ by (one activation has "
     f"{A:.0f} MiB) comes from operations that may run in any order."
 )
@@ -184,7 +185,8 @@ lab.note(
     "process adds, compiler included, "
     f"is {xla.process_peak_mib / plain.process_peak_mib:.2f} and "
     f"{gelu_xla.process_peak_mib / gelu_plain.process_peak_mib:.2f} times as much. (The prediction "
-    f"leaves out the gradients of the weights, {weights:.0f} MiB in all: some wait for their update.)"
+    f"leaves out the gradients of the weights, {weights:.0f} MiB in all: some wait for their "
+    "update.)"
 )
 lab.predicted_vs_measured(relu_without_XLA=(predicted_plain, plain.peak_mib))
 

@@ -114,7 +114,8 @@ axes.set_title("The region when the allocation failed")
 plt.show()
 lab.note(
     f"{sum(free):.0f} MiB are free in {len(free)} pieces, the largest of {max(free):.0f} MiB; "
-    f"wanted were {wanted:.0f} MiB. The larger holes are where the word vectors of a batch were. The "
+    f"wanted were {wanted:.0f} MiB. The larger holes are where the word vectors of a batch "
+    "were. The "
     "next batch is longer and fits into none of them, and the outputs between them keep them from "
     "being joined."
 )
@@ -180,7 +181,8 @@ lab.note(
 # The next cells measure who keeps freed memory, and the last two.
 
 # %%
-# The same outputs from the C library's allocator. (oneDNN, Intel's kernels, would bring an allocator of its own.)
+# The same outputs from the C library's allocator. (oneDNN, Intel's kernels, would bring an
+# allocator of its own.)
 malloc = {"TF_CPU_ALLOCATOR_USE_BFC": "0", **lab.NO_ONEDNN}
 c_library = lab.measure(encode, LENGTHS, env=malloc, label="shortest first, C library")
 assert unbounded.end_mib < 1, "the tensors are gone at the end"

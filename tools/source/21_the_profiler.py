@@ -258,7 +258,8 @@ lab.compare(unbounded, failure, fix)
 # %%
 lab.note(
     f"The traced steps peaked at {profiled.peak_mib:.0f} MiB, those without a tight budget at "
-    f"{unbounded.peak_mib:.0f}. They are the same steps; but in a later one the one-hot rows can be "
+    f"{unbounded.peak_mib:.0f}. They are the same steps; but in a later one the one-hot rows "
+    "can be "
     "handed a free piece that is larger than they are, whole (lab 19)."
 )
 lab.predicted_vs_measured(largest_tensor=(one_hot, most))
