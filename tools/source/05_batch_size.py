@@ -271,9 +271,9 @@ lab.note(
     f"With Adam {SIZES[0]} rows need {floor:.1f} MiB and {SIZES[2]} rows "
     f"{by_batch['adam measured'].loc[SIZES[2]]:.1f}: on the floor a smaller batch saves next to "
     f"nothing. Steps of a graph over {GRAPH_SIZES[-1]} rows peaked between {graph_low[-1]:.1f} and "
-    f"{graph_high[-1]:.1f} MiB, eager ones at {by_batch['adam measured'].iloc[-1]:.1f}. A graph may "
-    "need less, since it can compute one gradient in another's place, or more, since a CPU's "
-    "threads run its operations side by side; none of these labs measured a GPU's."
+    f"{graph_high[-1]:.1f} MiB, eager ones at {by_batch['adam measured'].iloc[-1]:.1f}. A graph "
+    "may need less, since it can compute one gradient in another's place, or more, since a "
+    "CPU's threads run its operations side by side; none of these labs measured a GPU's."
 )
 
 # %% [markdown]
