@@ -4,6 +4,13 @@ from labsupport.lesson.capstone import faults_of
 from labsupport.lesson.capstone_rules import FAULTS
 from labsupport.lesson.exercises import exercise
 
+_CURED_IN = {
+    "evaluate": "giant batch",
+    "train_epoch": "history",
+    "learning_rate": "retracing",
+    "search": "model per trial",
+}
+
 
 def _nothing_left(figures, troubles):
     left = [
@@ -26,7 +33,7 @@ def images(script, judge):
 
 @exercise(
     2,
-    "Four functions, four labs: evaluate (04), train_epoch (07), learning_rate (08), search (09).",
+    f"Four functions, four labs: {', '.join(f'{name} ({FAULTS[fault].number})' for name, fault in _CURED_IN.items())}.",
     "What is kept after a step must be numbers, and what goes into a step must be a tensor. One model can start anew.",
 )
 def training(script, judge):

@@ -140,9 +140,9 @@ def search(rates, train, validation, epochs):
 def main(files, labels, validation=VALIDATION):
     with lab.phase("load"):
         train = image_dataset(files[:-validation], labels[:-validation])
-        held_back = image_dataset(files[-validation:], labels[-validation:])
+        valid = image_dataset(files[-validation:], labels[-validation:])
     with lab.phase("search"):
-        results = search(RATES, train, held_back, EPOCHS)
+        results = search(RATES, train, valid, EPOCHS)
     return max(accuracy for accuracy, history in results.values())
 
 
@@ -259,6 +259,7 @@ def make_pipeline(images):
 
 
 # END SOLUTION
+print("The next cell measures the functions for the images as they are now.")
 
 # %%
 check.images(lab.script_functions(globals()), judge)
@@ -284,6 +285,32 @@ def make_pipeline(images):
     return images.shuffle(64).map(augment).batch(BATCH)
 
 
+# %% tags=["right"]
+def decode(file):
+    pixels = tf.io.decode_jpeg(tf.io.read_file(file), channels=3)
+    return tf.image.resize(pixels, [SIZE, SIZE])
+
+
+def image_dataset(files, labels):
+    names = tf.data.Dataset.from_tensor_slices((np.array(files), np.array(labels)))
+    shift, scale = tf.constant(MEAN / STD, tf.float32), tf.constant(1 / 255 / STD, tf.float32)
+    return names.interleave(
+        lambda file, label: tf.data.Dataset.from_tensors((decode(file) * scale - shift, label)),
+        cycle_length=4,
+    )
+
+
+def make_pipeline(images):  # a small buffer of images, behind the decoding
+    return images.shuffle(48).batch(BATCH).map(augment).prefetch(1)
+
+
+# %% tags=["wrong"]
+# says: decoded buffer
+def make_pipeline(images):
+    images = images.map(lambda image, label: (tf.cast(image, tf.float32), label))
+    return images.map(augment).shuffle(8).batch(BATCH).prefetch(50)
+
+
 # %% tags=["wrong"]
 # says: decoded buffer
 def make_pipeline(images):
@@ -305,6 +332,13 @@ def image_dataset(files, labels):
 
 def make_pipeline(images):
     return images.shuffle(64).map(augment).batch(BATCH)
+
+
+# %% tags=["wrong"]
+# says: labels of others
+def image_dataset(files, labels):
+    images = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).map(decode)
+    return tf.data.Dataset.zip(images, tf.data.Dataset.from_tensor_slices(labels))
 
 
 # %% [markdown]
@@ -349,6 +383,7 @@ def search(rates, train, validation, epochs):
 
 
 # END SOLUTION
+print("The next cell measures the functions for the training as they are now.")
 
 # %%
 check.training(lab.script_functions(globals()), judge)
@@ -364,7 +399,7 @@ def make_step(model, optimizer):
             loss = loss_function(labels, model(images, training=True))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return loss, tf.linalg.global_norm(gradients)
+        return loss, gradients
 
     def with_rate(images, labels, rate):
         optimizer.learning_rate = rate
@@ -374,7 +409,8 @@ def make_step(model, optimizer):
 
 
 def train_epoch(step, batches, rate, history):
-    history += [[value.numpy() for value in step(*batch, rate)] for batch in batches]
+    for loss, gradients in (step(*batch, rate) for batch in batches):
+        history.append((loss.numpy(), tf.linalg.global_norm(gradients).numpy()))
 
 
 def evaluate(model, images):
@@ -397,6 +433,20 @@ def search(rates, train, validation, epochs):
         for epoch in range(epochs):
             train_epoch(step, batches, learning_rate(rate, epoch), results[rate][1])
             results[rate] = evaluate(model, validation), results[rate][1]
+    return results
+
+
+# %% tags=["wrong"]
+# says: model per trial
+def search(rates, train, validation, epochs):
+    model, batches, results = build_model(), make_pipeline(train), {}
+    start = model.get_weights()
+    for rate in rates:
+        model.set_weights(start)
+        step, history = make_step(model, keras.optimizers.Adam()), []  # a new one, from zero
+        for epoch in range(epochs):
+            train_epoch(step, batches, learning_rate(rate, epoch), history)
+        results[rate] = evaluate(model, validation), history
     return results
 
 
@@ -437,6 +487,15 @@ def train_epoch(step, batches, rate, history):
     for images, labels in batches:
         loss, norm = step(images, labels, rate)
         history.append((loss.numpy(), images.numpy()))
+
+
+# %% tags=["wrong"]
+# says: where half of the answers are right
+def evaluate(model, images):
+    shares = []
+    for pictures, labels in images.batch(96):
+        shares.append(np.mean(np.argmax(model(pictures), axis=1) == labels))
+    return np.mean(shares)
 
 
 # %% [markdown]
@@ -482,17 +541,18 @@ lab.note(
 # |---|---|---|---|
 # | eager stack | images | a new data set holds every image | 01 |
 # | float64 | nothing | every number of the pipeline has twice its bytes; NumPy's constants are float64 | 02 |
-# | decoded buffer | images | `cache` and a large `shuffle` behind the decoding hold them all | 03 |
-# | giant batch | validation images | each further image adds itself and its activations to the peak of `evaluate` | 04 |
-# | history | steps | each step leaves a tensor of every weight's size | 07 |
-# | retracing | epochs | each new Python number is a new graph, which TensorFlow's allocator does not see | 08 |
-# | model per trial | trials | a model that was traced stays, with its optimizer's state | 09 |
+# | decoded buffer | images | `cache` and a large `shuffle` behind the decoding hold them all | 04 |
+# | giant batch | validation images | each further image adds itself and its activations to the peak of `evaluate` | 05 |
+# | history | steps | each step leaves a tensor of every weight's size | 09 |
+# | retracing | epochs | each new Python number is a new graph, which TensorFlow's allocator does not see | 10 |
+# | model per trial | trials | a model that was traced stays, with its optimizer's state | 11 |
 #
 # Two faults can hide each other. Here a cache behind an eager stack holds the images a second time, and while the
 # history grows nobody notices the models. So measure the parts, not only the whole.
 #
-# Out of memory can look like something else, too. On a CPU, a convolution that gets no room for its output may crash
-# the process in place of raising an error. The log of the process still tells what happened just before.
+# Out of memory can look like something else, too. For each epoch's iterator, tf.data copies the array of all images once
+# more (lab 02); where that copy has no room, TensorFlow 2.21 crashes in place of raising an error. Under 256 MiB the script
+# as it was ends so. The log of its process still tells who asked for how much just before: `MakeIterator`.
 #
 # **When it flips.** A small run forgives everything. Move the sliders to find where the script as it was dies.
 
