@@ -396,30 +396,6 @@ def placed(shapes):
 # %% tags=["wrong"]
 # says: CPU:0 holds 42
 def placed(shapes):
-    made = []
-    for number, shape in enumerate(shapes):
-        with tf.device(f"CPU:{number % 2}"):
-            made.append(tuple(tf.Variable(tf.zeros(shape)) for _ in range(3)))
-    return made
-
-
-# %% tags=["right"]
-def placed(shapes):
-    def group(shape, device):
-        with tf.device(device.name):
-            kernel = tf.Variable(lambda: tf.zeros(shape))
-            return {name: kernel if name == "kernel" else tf.Variable(kernel) for name in names}
-
-    names, (one, other) = ("kernel", "mean", "squares"), tf.config.list_logical_devices("CPU")
-    return (
-        group(shape, other if shape in (shapes[0], max(shapes)) else one).values()
-        for shape in shapes
-    )
-
-
-# %% tags=["wrong"]
-# says: CPU:0 holds 42
-def placed(shapes):
     made, held = [], [0, 0]
     for rows, columns in shapes:
         number = held.index(min(held))
@@ -489,33 +465,10 @@ def row_layout(dtensor, mesh):
     return dtensor.Layout.batch_sharded(mesh, "model", rank=2)
 
 
-# %% tags=["right"]
-def row_layout(dtensor, mesh):
-    return dtensor.Layout((mesh.dim_names[0], "unsharded"), mesh)
-
-
-# %% tags=["right"]
-def row_layout(dtensor, mesh):
-    specs = f"sharding_specs:model,unsharded, mesh:{mesh.to_string()}"
-    return dtensor.Layout.from_string(specs)
-
-
 # %% tags=["wrong"]
 # says: has two
 def row_layout(dtensor, mesh):
     return dtensor.Layout(["model"], mesh)
-
-
-# %% tags=["wrong"]
-# says: more than once|twice|already|mesh
-def row_layout(dtensor, mesh):
-    return dtensor.Layout(["model", "model"], mesh)
-
-
-# %% tags=["wrong"]
-# says: rows|mesh
-def row_layout(dtensor, mesh):
-    return dtensor.Layout(["rows", dtensor.UNSHARDED], mesh)
 
 
 # %% tags=["wrong"]

@@ -460,12 +460,6 @@ def bag(table, words):
 
 # %% tags=["right"]
 def bag(table, words):
-    mean = lambda row: tf.reduce_mean(tf.gather(table, row), axis=0)
-    return tf.map_fn(mean, words, fn_output_signature=tf.float32)
-
-
-# %% tags=["right"]
-def bag(table, words):
     rows = tf.repeat(tf.range(tf.shape(words)[0], dtype=tf.int64), 4)
     places = tf.stack([rows, tf.cast(tf.reshape(words, [-1]), tf.int64)], axis=1)
     counts = tf.SparseTensor(
