@@ -1,6 +1,6 @@
 """The claims report: `python tools/report.py` runs all labs and writes build/report.html.
 
-`--readme` writes the README's parts and labs/verdicts.md from the committed notebooks, `--check` fails if they have drifted.
+`--readme` writes the README's parts and data/verdicts.md from the committed notebooks, `--check` fails if they have drifted.
 Page, parts and table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
 """
 
@@ -18,7 +18,7 @@ from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, fi
 from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
-README, TABLE = ROOT / "README.md", ROOT / "labs" / "verdicts.md"
+README, TABLE = ROOT / "README.md", ROOT / "data" / "verdicts.md"
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -90,7 +90,7 @@ def surprises(ledger):
     for entry in (by_id[name] for name in SURPRISING):
         told = f"**{_verdict(entry)}**: “{claims()[entry['id']]['claim']}” {entry['because']}"
         rows.append(f"* {told} ([{entry['lab'][3:].replace('_', ' ')}](labs/{entry['lab']}.ipynb))")
-    return "\n".join([*rows, "", f"Of {len(ledger)} claims: {counts}. [All of them](labs/verdicts.md)."])
+    return "\n".join([*rows, "", f"Of {len(ledger)} claims: {counts}. [All of them](data/verdicts.md)."])
 
 
 def table(ledger):
@@ -106,7 +106,7 @@ def table(ledger):
         "|---|---|---|---|---|",
     ]
     for entry in sorted(ledger, key=lambda e: e["id"]):
-        link = f"[{entry['lab'][:2]}]({entry['lab']}.ipynb)"
+        link = f"[{entry['lab'][:2]}](../labs/{entry['lab']}.ipynb)"
         told = f"{claims()[entry['id']]['claim']} | {_verdict(entry)} | {entry['because']}"
         rows.append(f"| {entry['id']} | {told} | {link} |")
     return "\n".join(rows) + "\n"
@@ -186,7 +186,7 @@ def main():
     parser.add_argument(
         "--readme",
         action="store_true",
-        help="write the README's parts and labs/verdicts.md from the committed notebooks",
+        help="write the README's parts and data/verdicts.md from the committed notebooks",
     )
     parser.add_argument("--check", action="store_true", help="fail if they have drifted; write nothing")
     parser.add_argument("--scale", default="quick", choices=("quick", "full"))
