@@ -45,7 +45,15 @@ c.Spawner.mem_limit = MEMORY  # also reaches the learner's server as MEM_LIMIT, 
 c.Spawner.default_url = "/lab/tree/course/labs/start_here.ipynb"
 # Thirty servers that start at once on a few cores take their time.
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
-server = ["/usr/bin/env", f"PYTHON={sys.executable}", "/bin/sh", str(COURSE / "tools" / "classroom" / "start.sh"), sys.executable, "-m", "jupyterhub.singleuser"]
+server = [
+    "/usr/bin/env",
+    f"PYTHON={sys.executable}",
+    "/bin/sh",
+    str(COURSE / "tools" / "classroom" / "start.sh"),
+    sys.executable,
+    "-m",
+    "jupyterhub.singleuser",
+]
 
 if SPAWNER == "systemd":
     # A control group for each learner, which limits the sum of all their processes. Needs root, and a Linux account
