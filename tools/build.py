@@ -126,10 +126,8 @@ def catalogue():
     labs = {source.stem[3:]: {"number": source.stem[:2], **described(source)} for source in sources}
     names = {source.stem[3:]: set(re.findall(r"\b(?:tf|keras)(?:\.\w+)+", source.read_text())) for source in sources}
     used = Counter(name for found in names.values() for name in found)
-    for (
-        slug,
-        found,
-    ) in names.items():  # of TensorFlow's names those that one or two labs use: they tell what it is about
+    # Of TensorFlow's names those that one or two labs use: they tell what a lab is about.
+    for slug, found in names.items():
         labs[slug]["names"] = sorted(name for name in found if used[name] <= 2)
     return json.dumps(labs, indent=1, ensure_ascii=False) + "\n"
 

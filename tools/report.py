@@ -116,9 +116,8 @@ def list_of_labs():
     """The README's list of labs in Markdown."""
     rows = ["| | lab | to work through |", "|---|---|---|"]
     for lab in labs().values():
-        minutes = lab.time.rpartition(", ")[2].removesuffix(" to work through")
         rows.append(
-            f"| {lab.number} | [{lab.title}](labs/{lab.name}.ipynb) | {minutes}{' minutes' * minutes.isdigit()} |"
+            f"| {lab.number} | [{lab.title}](labs/{lab.name}.ipynb) | {lab.minutes}{' minutes' * lab.minutes.isdigit()} |"
         )
     return "\n".join(rows)
 

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from functools import cache
 
 from labsupport.doctor.alive import MEMORY, alive, allocator, counts_everything, running_tensorflow, size
 from labsupport.doctor.names import by_name, more, own_names
@@ -20,6 +19,12 @@ _PROGRESS_AFTER, _PROGRESS_EVERY = 2, 1
 # (names of layers, seeds, a counter of steps) is less.
 _LEAST, _LEAST_UNNAMED = 2**10, 2**16
 _MOST_NAMES, _MOST_TRACES = 8, 5  # told of each: more do not fit the line
+
+# What to do about an allocator that counts less, told once a kernel.
+_REMEDY = (
+    " Restart the kernel and write %load_ext labsupport before TensorFlow is imported: then it counts every tensor."
+)
+_advised = set()
 
 _TABLE = template("""\
 <table><caption style="text-align:left"><b>%%memory: {{ label }}</b></caption>
@@ -131,17 +136,11 @@ def _traces():
     return counts
 
 
-@cache
-def _remedy():
-    """What to do about an allocator that counts less, once a kernel."""
-    return [
-        " Restart the kernel and write %load_ext labsupport before TensorFlow is imported: then it counts every tensor."
-    ]
-
-
 def _what_is_counted(counter):
     counted, where = counts_everything(counter), f"TensorFlow's allocator on {counter.device}"
-    remedy = _remedy().pop() if _remedy() and not counted else ""
+    remedy = "" if counted or _advised else _REMEDY
+    if remedy:
+        _advised.add(remedy)
     if counted is None:
         return f"{where} keeps no statistics in this kernel.{remedy}"
     if counted:

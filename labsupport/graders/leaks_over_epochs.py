@@ -48,7 +48,7 @@ def means(answer, keeping, weights):
         f"the means differ from those of the kept gradients by {off:.1%}: same model, same steps, same rate?"
     )
     few, many = (done.phase(f"{steps} steps") for steps in (_FEW, _MANY))
-    tensors = (many.peak_mib - many.level_mib) - (few.peak_mib - few.level_mib)
+    tensors = many.rise_mib - few.rise_mib
     more = max(tensors, arrays) / (_MANY - _FEW)
     assert more < 0.2 * weights, (
         f"more steps need more: {more:.1f} MiB for each step, and a set of gradients has {weights:.1f}: gradients pile up."

@@ -23,7 +23,7 @@ _TABLE = template(
     "{% for phrase in phrases %}<br>{{ phrase }}{% endfor %}</td>"
     '<td style="text-align:left">{% for needed in lab.needs %}{{ ", " if not loop.first }}'
     '<a href="{{ labs[needed].name }}.ipynb">{{ labs[needed].number }}</a>{% else %}–{% endfor %}</td>'
-    '<td style="text-align:left">{{ lab.time.rpartition(", ")[2].removesuffix(" to work through") }}</td></tr>'
+    '<td style="text-align:left">{{ lab.minutes }}</td></tr>'
     "{% endfor %}</tbody></table>"
 )
 

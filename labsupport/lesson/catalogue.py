@@ -32,6 +32,11 @@ class Lab:
         """Its notebook's, without the suffix."""
         return f"{self.number}_{self.slug}"
 
+    @property
+    def minutes(self):
+        """To work through it, as text: "30", or "an hour"."""
+        return self.time.rpartition(", ")[2].removesuffix(" to work through")
+
 
 @cache
 def _map():

@@ -67,8 +67,8 @@ def _line_words(line, axes, label):
 
 def _marks_words(axes):
     """Marks without a line or a label, in rows that have names: of each row how many, and between which values."""
+    names = _names(axes)
     for line in axes.get_lines():
-        names = _names(axes)
         if names and line.get_label().startswith("_") and line.get_linestyle() == "None":
             x, y = (np.asarray(values, dtype=float) for values in line.get_data(orig=False))
             yield f"{_named(names, y.mean())}: {len(x)} marks from {x.min():.4g} to {x.max():.4g}"
