@@ -8,7 +8,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from browser import ROOT, chromium, finished, open_notebook, open_page, start_cell, wait_until_finished
+from browser import ROOT, chromium, finished, open_notebook, open_page, start_cell, wait_for, wait_until_finished
 
 PLOT = "svg[aria-label^='Live memory plot']"
 
@@ -81,7 +81,7 @@ def test_stop_ends_an_endless_run(page, server, course):
     page.keyboard.press("Space")
     wait_until_finished(page, cell, 10)
     assert time.monotonic() - began < 3
-    assert not arms(server)
+    wait_for(lambda: not arms(server), 5, "the end of the arm")
     said = cell.locator(".jp-OutputArea").inner_text()
     assert "stopped" in said and '"endless" has no figures' in said and "Traceback" not in said
 
@@ -117,4 +117,4 @@ def test_lab_01_runs_and_its_plot_moves(page, server, course):
     assert failing.locator("img").first.is_visible()
     assert "no room for a tensor of shape" in failing.locator(".jp-OutputArea").inner_text()
     assert page.get_by_text("Exercise 2: not yet.").count() == 1
-    assert not arms(server)
+    wait_for(lambda: not arms(server), 5, "the end of all arms")

@@ -67,7 +67,8 @@ def tidy(answer, image_mib, batch):
         )
     assert done.value[0] != done.value[1], "the second epoch has the same order as the first."
     whole = _COUNT * image_mib
-    assert done.peak_mib < 0.45 * whole, (
+    # A few batches are worked ahead, more of them on a busy machine; a stage of decoded images holds nearly all.
+    assert done.peak_mib < 0.7 * whole, (
         f"the peak is {done.peak_mib:.0f} MiB where all images have {whole:.0f}: which stage holds decoded images?"
     )
 

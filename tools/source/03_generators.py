@@ -38,7 +38,6 @@ photos = sorted(str(path.resolve()) for path in Path("../data/photos").glob("*.j
 paths = (photos * -(-IMAGES // len(photos)))[:IMAGES]
 labels = list(range(IMAGES))
 data, batch = lab.tensor_mib((IMAGES, *SHAPE)), lab.tensor_mib((BATCH, *SHAPE))
-print(f"{IMAGES} images, decoded {data:.0f} MiB; a batch of {BATCH} has {batch:.1f} MiB")
 
 # %% [markdown]
 # ## Predict

@@ -54,7 +54,7 @@ def cnn(first=32, second=64, dense=128, strided=False):
 cnn().summary(line_length=64)
 
 # %% [markdown]
-# One part first: the first convolution gives 62 × 62 × 32 numbers of 4 bytes for every image.
+# One part first: what the first convolution puts out. Its shape stands in the summary.
 
 # %%
 one_part = lab.guess(f"The first convolution's output for a batch of {BATCH}?", GUESS_MIB)
