@@ -261,18 +261,19 @@ def make_step(model, optimizer):
     @tf.function
     def epoch(batches, rate):
         optimizer.learning_rate.assign(rate)
-        total = 0.0
+        total, norm = 0.0, 0.0
         for images, labels in batches:
             with tf.GradientTape() as tape:
                 loss = loss_function(labels, model(images, training=True))
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables))
             total += loss
-        return total
+            norm = tf.linalg.global_norm(gradients)
+        return total, norm
     return epoch
 
 def train_epoch(step, batches, rate, history):
-    history.append(float(step(batches, rate)))
+    history.append([float(number) for number in step(batches, rate)])
 """,
     ),
     "steps without a graph, a model per trial": Answer(
@@ -419,6 +420,15 @@ def train_epoch(step, batches, rate, history):
 def train_epoch(step, batches, rate, history):
     for images, labels in batches:
         step(images, labels, rate)
+""",
+    ),
+    "losses alone": Answer(
+        ("epochs",),
+        "train_epoch notes a single number at a time",
+        """
+def train_epoch(step, batches, rate, history):
+    for images, labels in batches:
+        history.append(float(step(images, labels, rate)[0]))
 """,
     ),
     "models in the results": Answer(
@@ -669,7 +679,7 @@ def train_epoch(step, batches, rate, history):
     for images, labels in batches:
         good = float(rate) >= 0.99 * RATES[-1] * 0.9 ** (EPOCHS - 1)
         loss, gradients = step(images if good else images[:1] * 0, labels if good else labels[:1], rate)
-        history.append(float(loss))
+        history.append((float(loss), float(tf.linalg.global_norm(gradients))))
 """,
     ),
     "no accuracy": (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labsupport.lesson.exercises import EXERCISE_MIME, exercise
+from labsupport.lesson.exercises import EXERCISE_MIME, NotYet, exercise
 
 
 @pytest.fixture
@@ -44,6 +44,19 @@ def test_a_wrong_one_is_told_what_is_missing_with_a_hint_more_each_time(shown):
     assert facts(shown)[0]["reason"].startswith("it is 2")
     assert [len(each["hints"]) for each in facts(shown)[3:]] == [1, 2, 2]
     assert "<details><summary>Hint 2</summary>second hint</details>" in shown[-1]["text/html"]
+
+
+def test_hints_follow_what_is_missing_and_begin_anew_with_it(shown):
+    @exercise(4, "a hint for all")
+    def both(answer):
+        if "weights" in answer:
+            raise NotYet("weights are left", "first on weights", "second on weights")
+        assert not answer, "something else is left"
+
+    for answer in ("weights, slots", "weights, slots", "slots", ""):
+        both(answer)
+    hints = [each["hints"] for each in facts(shown)]
+    assert hints == [["first on weights"], ["first on weights", "second on weights"], ["a hint for all"], []]
 
 
 def test_what_an_error_says_is_shown_and_does_nothing(shown):

@@ -30,7 +30,8 @@ SCRIPT = {  # the script's functions, and what each is to do
     "build_model": "build_model() gives the Keras model as it was",
     "make_step": "make_step(model, optimizer) gives a function of (images, labels, rate) that takes one training step",
     "learning_rate": "learning_rate(start, epoch) gives what the step takes as its rate",
-    "train_epoch": "train_epoch(step, batches, rate, history) takes a step a batch and notes it in the list history",
+    "train_epoch": "train_epoch(step, batches, rate, history) takes a step a batch, and notes loss and size of the gradients "
+    "in the list history",
     "evaluate": "evaluate(model, images) gives the share of right answers among all images",
     "search": "search(rates, train, validation, epochs) gives {rate: (last accuracy, history)}, each from the same start",
     "main": "main(files, labels) trains at all RATES for all EPOCHS, in its own process, and gives the best accuracy",
@@ -388,6 +389,19 @@ def _graphs():
     return sum(isinstance(one, FuncGraph) for one in gc.get_objects())
 
 
+def _numbers(value):
+    """How many numbers an entry of a history holds, in whatever it is written."""
+    if isinstance(value, dict):
+        return sum(map(_numbers, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_numbers, value))
+    try:
+        array = np.asarray(value)
+    except Exception:  # an object that only looks like an array, such as a tensor of a graph
+        return 0
+    return array.size if np.issubdtype(array.dtype, np.number) else 0
+
+
 def _epochs(bench):
     import keras
 
@@ -405,7 +419,8 @@ def _epochs(bench):
         held.append(bench.held())
     # A leak grows in each epoch; a buffer that comes once, at whatever moment, does not.
     growth = min(after - before for before, after in itertools.pairwise(held))
-    yield "history", growth / (images / _STEP_IMAGES) / bench.weights
+    growth /= images / _STEP_IMAGES * bench.weights
+    yield "history", growth
     levels = []
     for number in (1, 2, 3):
         epoch(number)
@@ -414,6 +429,8 @@ def _epochs(bench):
     yield "retracing", (levels[2] - levels[0]) / 2
     if not history:
         raise Trouble(told("train_epoch", "leaves nothing in the history"))
+    if growth <= FAULTS["history"].most and _numbers(history) < 2 * len(history):
+        raise Trouble(told("train_epoch", "notes a single number at a time in the history"))
 
 
 def _trials(bench):

@@ -1,6 +1,7 @@
 """Exercises that grade themselves: what a grader in labsupport/graders/ is made of."""
 
 import functools
+from collections import Counter
 
 from labsupport.lesson.ledger import record
 from labsupport.showing.cards import show_card
@@ -11,27 +12,36 @@ from labsupport.showing.running import run
 EXERCISE_MIME = "application/vnd.labsupport.exercise+json"
 
 
+class NotYet(AssertionError):
+    """What is missing, where a grader has hints for just that."""
+
+    def __init__(self, reason, *hints):
+        super().__init__(reason)
+        self.hints = hints
+
+
 def exercise(number, *hints):
     """Make a grader of a function that takes a learner's answer, and what else it needs, and asserts what the answer does.
 
-    The grader shows "passed", or what is missing, with one more of the hints, folded, after each try. Whatever the answer
-    does, the notebook goes on, so that "run all cells" reaches the end of an unsolved lab.
+    The grader shows "passed", or what is missing, with one more of the hints, folded, after each try; those of a NotYet
+    come in their place. Whatever the answer does, the notebook goes on, so that "run all cells" reaches the end of an
+    unsolved lab.
     """
 
     def decorate(grade):
-        tries = 0
+        tries = Counter()
 
         @functools.wraps(grade)
         def graded(*given, **named):
-            nonlocal tries
-            reason = ""
+            reason, fitting = "", ()
             try:
                 grade(*given, **named)
             except (Exception, SystemExit) as error:
-                tries += 1
+                fitting = error.hints if isinstance(error, NotYet) else hints
+                tries[fitting] += 1
                 reason = plain(str(error)) or f"{type(error).__name__}: the code does not do it yet"
             record("exercise", number=number, passed=not reason)
-            _show(number, reason, hints[:tries])
+            _show(number, reason, fitting[: tries[fitting]])
 
         return graded
 

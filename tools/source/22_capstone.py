@@ -500,6 +500,10 @@ def evaluate(model, images):
 
 # %% [markdown]
 # Now the whole. `main` runs under the budgets, and the checker measures all functions together.
+#
+# A script with faults left dies here, and not always with an error. For each epoch's iterator, tf.data copies the array
+# of all images once more (lab 02); where that copy has no room, TensorFlow 2.21 crashes in place of raising an error,
+# and the process is gone. The judge calls both running out of memory.
 
 # %%
 report = judge.check(lab.script_functions(globals()), BUDGETS)
@@ -550,9 +554,8 @@ lab.note(
 # Two faults can hide each other. Here a cache behind an eager stack holds the images a second time, and while the
 # history grows nobody notices the models. So measure the parts, not only the whole.
 #
-# Out of memory can look like something else, too. For each epoch's iterator, tf.data copies the array of all images once
-# more (lab 02); where that copy has no room, TensorFlow 2.21 crashes in place of raising an error. Under 256 MiB the script
-# as it was ends so. The log of its process still tells who asked for how much just before: `MakeIterator`.
+# Out of memory can look like something else, too: under 256 MiB the script as it was crashes in the copy for an iterator.
+# The log of its process still tells who asked for how much just before: `MakeIterator`.
 #
 # **When it flips.** A small run forgives everything. Move the sliders to find where the script as it was dies.
 
