@@ -11,9 +11,6 @@ from labsupport.ground import meter
 from labsupport.ground.arm import Job, watched
 
 
-_namespaces = []  # of the script that ran here: under bare Python, too, it lives until the process has ended
-
-
 def examine_script(path, arguments, make_watcher, budget=None, outside="4 GiB", logical_devices=1):
     """The ArmResult of a script, with facts for diagnose(). What the script writes to the temporary folder stays."""
     job = Job(
@@ -56,7 +53,9 @@ def run_script(path, arguments):
     sys.argv = [path, *arguments]
     sys.path[0:0] = [str(Path(path).resolve().parent)]
     try:
-        _namespaces.append(runpy.run_path(path, run_name="__main__"))
+        names = runpy.run_path(path, run_name="__main__")
+        # Under bare Python they live until the process has ended, too.
+        sys.modules["__main__"].__dict__.update(names)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise

@@ -75,7 +75,7 @@ class Probe:
         self._ignored = set()
         self._known = weakref.WeakSet()  # the tf.functions met so far
         self._tape_open = self._in_call = False
-        self._total_at_batch = None
+        self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
         self._thread = threading.get_ident()
 
@@ -200,6 +200,9 @@ class Probe:
 
     def _iterator_made(self, original, iterator, dataset=None, *args, **kwargs):
         if self._here() and dataset is not None:
+            if self._intervals.total == self._total_at_pass:
+                del self._passes[-1:]  # nothing ran since: Keras' fit makes two iterators for an epoch
+            self._total_at_pass = self._intervals.total
             self._passes.append(self._gauge.tensors_now())
         original(iterator, dataset, *args, **kwargs)
         if dataset is not None:
@@ -278,11 +281,13 @@ class Probe:
     def send(self):
         """Report the Facts so far."""
         self._sent = time.monotonic()
+        # One that nothing has followed yet may never be read: Keras' fit makes such a one at its end.
+        passes = self._passes[:-1] if self._intervals.total == self._total_at_pass else self._passes
         meter.report(
             Facts(
                 steps=list(self._intervals.steps.values()),
-                passes=self._passes[1:2] + self._passes[-1:],  # the first begins before models and optimizers are built
-                number_of_passes=len(self._passes),
+                passes=passes[1:2] + passes[-1:],  # the first begins before models and optimizers are built
+                number_of_passes=len(passes),
                 functions=list(self._functions.values()),
                 converted=self._converted,
                 buffers=sorted(self._censuses.buffers.values(), key=lambda buffer: -buffer.size),

@@ -88,7 +88,7 @@ def diagnose(result):
     if facts is None or not facts.censuses:
         return Diagnosis(result)
     suspects = [suspect for rule in GROWTH for suspect in rule(facts, result.ok)]
-    parts = parts_of_peak(result, _earlier_models(facts, result.ok), _kept(facts, "tensors"))
+    parts = parts_of_peak(result, _earlier_models(facts, result.ok), _kept(facts, "tensors", result.ok)[0])
     if died_of_memory(result):
         suspects += _by_size(result, parts, suspects)
         suspects.sort(key=lambda suspect: -(suspect.size or 0))
@@ -190,23 +190,33 @@ def earlier_models(facts, finished):
     yield Suspect("models kept alive", grown, evidence)
 
 
-def _kept(facts, name):
-    """Bytes by which "tensors" or "arrays" that stay alive grew with the steps; 0 for what is left to noise."""
+def _kept(facts, name, finished):
+    """(bytes by which "tensors" or "arrays" that stay alive grew with the steps, the census that tells); (0, None) for noise.
+
+    The end of a run that finished tells, too; that of one that failed may be the middle of a step.
+    """
     running = _while_steps_ran(facts)
     grown = _increase(running, name)
-    return grown if running and grown >= max(_GROWTH, _GROWTH_SHARE * (running[-1].level or 0)) else 0
+    if not running or grown < max(_GROWTH, _GROWTH_SHARE * (running[-1].level or 0)):
+        return 0, None
+    last = max(running[-1:] + facts.censuses[-1:] * finished, key=lambda census: getattr(census, name))
+    return max(grown, getattr(last, name) - getattr(_settled(facts), name)), last
+
+
+def _settled(facts):
+    """The first census behind what the first step made."""
+    return next(census for census in facts.censuses if census.step >= 2)
 
 
 def retained(facts, finished):
     """Tensors and arrays whose number grows with the steps."""
-    running = _while_steps_ran(facts)
     for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
-        grown = _kept(facts, name)
+        grown, last = _kept(facts, name, finished)
         if not grown:
             continue
-        steps = running[-1].step - next(census.step for census in running if census.step >= 2)
+        steps = last.step - _settled(facts).step
         evidence = [f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"]
-        holders = running[-1].tensor_holders if name == "tensors" else running[-1].array_holders
+        holders = last.tensor_holders if name == "tensors" else last.array_holders
         for holder in holders[:2]:
             if holder.size > _WORTH_NAMING * grown:
                 evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
