@@ -24,7 +24,7 @@ FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
 lab: $(READY)
 	$(BIN)/python tools/working_copy.py my_labs
-	$(BIN)/jupyter lab $(ROOT) $(ARGS) my_labs/start_here.ipynb
+	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=my_labs --LabApp.default_url=/lab/tree/start_here.ipynb $(ARGS)
 
 check: in_step
 	$(BIN)/python -m pytest -n auto $(SLOW:%=--ignore=tests/test_%.py) tests $(FEW:%=labs/%.ipynb) $(ARGS)

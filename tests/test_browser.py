@@ -116,5 +116,5 @@ def test_lab_01_runs_and_its_plot_moves(page, server, course):
     assert failing.locator(PLOT).count() == 0
     assert failing.locator("img").first.is_visible()
     assert "no room for a tensor of shape" in failing.locator(".jp-OutputArea").inner_text()
-    assert page.get_by_text("Exercise 2: not yet.").count() == 1
+    assert page.get_by_text("Exercise 2: not yet:").count() == 1
     wait_for(lambda: not arms(server), 5, "the end of all arms")

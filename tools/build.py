@@ -43,6 +43,17 @@ def _with_answers(cells):
     return found
 
 
+def _what_next(source):
+    """The last line of a lab: a reader who comes to its end with Shift+Enter is led on, and no empty cell opens."""
+    later = [other for other in sorted(SOURCES.glob("[0-9]*.py")) if other.name > source.name]
+    links = [f"[Lab {other.stem[:2]}, {_title(other)}]({other.stem}.ipynb)" for other in later[:1]]
+    return "**Next:** " + " · ".join([*links, "[all labs](start_here.ipynb)"])
+
+
+def _title(source):
+    return re.search(r"^# # \d\d · (.+)$", source.read_text(), re.MULTILINE)[1]
+
+
 def notebook(source, solved, answers=False):
     """The notebook of a percent script, without outputs; its cell ids are the same every time.
 
@@ -51,6 +62,8 @@ def notebook(source, solved, answers=False):
     book = jupytext.read(source)
     book.metadata = nbformat.from_dict(KERNEL)
     book.cells = _with_answers(book.cells) if answers else [cell for cell in book.cells if not answer_kind(cell)]
+    if not solved and source.stem[0].isdigit():
+        book.cells.append(nbformat.v4.new_markdown_cell(_what_next(source)))
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in ("tags",)})

@@ -41,6 +41,9 @@ def _result_of(answer, paths, label):
 
 def _assert_mean(value, mean, within):
     assert getattr(value, "size", 1) == 1, f"it returns an array of {value.shape}: return the mean of all pixels."
+    assert float(value) > 0.01 * mean, (
+        f"the mean is {float(value):.2f} and not {mean:.2f}: a sum of uint8 begins anew at 256, so cast what you add up."
+    )
     assert abs(float(value) - mean) < within * mean, (
         f"the mean is {float(value):.2f} and not {mean:.2f}: is every image in?"
     )

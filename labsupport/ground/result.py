@@ -116,7 +116,7 @@ class ArmResult:
         tail = "" if self.ok else f"; {self.error}"
         return (
             f"{self.label}: {self.outcome}{time}. Tensors: peak {mib(self.figures['peak'])}{budget}, "
-            f"at the end {mib(self.figures['end'])}. Process: peak +{mib(self.figures['process_peak'])}{tail}"
+            f"at the end {mib(self.figures['end'])}. Process: peak {mib(self.figures['process_peak'])}{tail}"
         )
 
     __repr__ = __str__

@@ -144,7 +144,8 @@ def figures_text(figures, unit):
         f"{name} = {value:,.4g}" if isinstance(value, float) else f"{name} = {words.get(value, value)}"
         for name, value in figures.items()
     ]
-    return ", ".join(shown) + (f" ({unit})" if shown and unit else "")
+    measured = any(isinstance(value, int | float) and not isinstance(value, bool) for value in figures.values())
+    return ", ".join(shown) + (f" ({unit})" if measured and unit else "")
 
 
 def otherwise(claim):

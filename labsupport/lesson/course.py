@@ -62,7 +62,7 @@ def _control(name, start, allowed):
     # A box of the same value: ipywidgets gives sliders no name that a screen reader could say, and it takes exact numbers.
     typed = box(layout={"width": "18em"}, **shared, **named)
     ipywidgets.jslink((moved, "value"), (typed, "value"))
-    return moved, ipywidgets.HBox([typed, moved])
+    return typed, ipywidgets.HBox([typed, moved])
 
 
 def explore(function, **controls):

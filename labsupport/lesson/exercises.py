@@ -80,7 +80,7 @@ def try_out(function, *args, **options):
 
 def _show(number, reason, hints):
     look = TO_DO if reason else GOOD
-    title = f"{look.sign} Exercise {number}: " + (f"not yet. {reason}" if reason else "passed")
+    title = f"{look.sign} Exercise {number}: " + (f"not yet: {reason}" if reason else "passed")
     folds = [(f"Hint {place}", hint) for place, hint in enumerate(hints, 1)] if reason else []
     facts = {"number": number, "passed": not reason, "reason": reason, "hints": [hint for _, hint in folds]}
     show_card(title, [], look.colour, {EXERCISE_MIME: facts}, folds)

@@ -29,23 +29,28 @@ class Guess:
             description="My guess:",
             placeholder="460, 0.5 GiB or 2 GB",
             continuous_update=False,
+            tooltip=question,
             style={"description_width": "initial"},
         )
         number.observe(self._note, "value")
-        self._said = ipywidgets.HTML(self._words())
+        self._said = ipywidgets.HTML()
+        self._say(self._words())
         self.box = ipywidgets.VBox([ipywidgets.HTML(f"<b>{as_html(question)}</b>"), number, self._said])
         show_widget(self.box, f"{question} (run this cell to enter a guess)")
 
     def _words(self):
         return f"Noted: {self.mib:,.4g} MiB." if self.mib else "Press Enter to note it; a number without a unit is MiB."
 
+    def _say(self, words):
+        self._said.value = f'<span role="status">{as_html(words)}</span>'
+
     def _note(self, change):
         try:
             self.mib = _noted[self._question] = _mib(change["new"])
-            self._said.value = self._words()
+            self._say(self._words())
         except BudgetError:
             kept = f" {self._words()}" if self.mib else ""
-            self._said.value = as_html(f"Not a size: write 460, 0.5 GiB or 2 GB, more than 0.{kept}")
+            self._say(f"Not a size: write 460, 0.5 GiB or 2 GB, more than 0.{kept}")
 
     def against(self, measured_mib):
         """One sentence: the guess beside what was measured. Both go into the learner's ledger.

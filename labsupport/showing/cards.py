@@ -31,7 +31,7 @@ def as_html(text):
 _TEXT = template("{{ text }}")
 _CARD = template(
     """\
-<div style="border-left:6px solid {{ colour }};padding:4px 10px"><b>{{ title }}</b>
+<div role="status" style="border-left:6px solid {{ colour }};padding:4px 10px"><b>{{ title }}</b>
 {%- for line in lines %}<br>{{ line }}{% endfor %}
 {%- for title, text in folds %}<details><summary>{{ title }}</summary>{{ text }}</details>{% endfor %}
 </div>"""
@@ -40,7 +40,8 @@ _ERROR = template(
     """\
 <div><b>{{ error.message }}</b>
 {%- for place, number, source in error.frames %}<br><code>{{ place }}, line {{ number }}: {{ source }}</code>{% endfor %}
-{% for title, text in folds if text %}<details><summary>{{ title }}</summary><pre>{{ text }}</pre></details>{% endfor %}
+{% for title, text in folds if text %}<details><summary>{{ title }}</summary>
+<pre tabindex="0" role="region" aria-label="{{ title }}" style="max-height:24em;overflow:auto">{{ text }}</pre></details>{% endfor %}
 </div>"""
 )
 
@@ -58,7 +59,10 @@ def show_error(error):
     """Display why an arm did not return (an ArmError): message, own lines, and folded the whole traceback and the log."""
     from IPython.display import display
 
-    folds = [("Whole traceback", error.traceback), ("Log of the process, with the allocator's dump", error.log)]
+    log = "Log of the process" + ", with the allocator's dump" * (
+        "BFC" in error.log
+    )  # it begins with "BFCAllocator dump"
+    folds = [("Whole traceback", error.traceback), (log, error.log)]
     display({"text/plain": plain(str(error)), "text/html": _ERROR.render(error=error, folds=folds)}, raw=True)
 
 

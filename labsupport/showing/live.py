@@ -1,7 +1,7 @@
 """The live memory plot: a widget that moves while an arm runs, and leaves a still picture behind.
 
 Drawn as SVG text, not with matplotlib: a redraw costs about a millisecond, where a PNG would take
-a tenth of a core away from the arm that is being measured. It also takes the colour of the text around it, in whatever theme.
+a tenth of a core away from the arm that is being measured. Its ground is white in every theme, as that of the still picture.
 """
 
 import math
@@ -21,11 +21,11 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP = 720, 240, 62, 710, 14  # units of the dra
 _FLOOR = 206
 _POINTS = 240  # of a curve: one for less than three units of the axis
 _LOWEST, _SHORTEST = 16 * MIB, 4.0  # bytes and seconds that the axes show at least; below would be a plot of noise
-_NAMED = 0.1  # of the time so far that a phase must take, for its name to fit
+_LETTER = 7.0  # units of the drawing that a letter takes at most, for whether a phase's name fits into its time
 
 _SVG = template(
     """\
-<svg viewBox="0 0 {{ width }} {{ height }}" width="100%" style="max-width:{{ width }}px" role="img" aria-label="{{ label }}"
+<svg viewBox="0 0 {{ width }} {{ height }}" width="100%" style="max-width:{{ width }}px;background:white;color:#111" role="img" aria-label="{{ label }}"
  font-family="sans-serif" font-size="12" fill="currentColor">
 {% for phase in phases %}
 <rect x="{{ phase.x }}" y="{{ top }}" width="{{ phase.width }}" height="{{ floor - top }}" fill="{{ phase.colour }}" opacity="{{ phase.opacity }}">
@@ -76,7 +76,7 @@ class _Axes:
                 "width": max(round(self.x(end) - self.x(start), 1), 0.5),
                 "colour": PHASES,
                 "opacity": 0.35 if index % 2 else 0.18,
-                "named": end - start > _NAMED * self.end,
+                "named": self.x(end) - self.x(start) > _LETTER * len(name),
             }
             for index, (name, start, end) in enumerate(phases)
         ]
@@ -173,6 +173,7 @@ class NotebookPlot(Watcher):
             description="Stop this run",
             icon="stop",
             tooltip="End the process of this run now; interrupting the kernel (I, I) does it too",
+            layout={"width": "auto", "flex": "0 0 auto"},  # however narrow the page: what it says is seen whole
         )
         # The kernel is busy with this cell; JupyterLab 4.4+ delivers the click through a subshell thread.
         button.on_click(lambda _: self._stop.set())

@@ -58,7 +58,8 @@ def _curves(axes, results, story):
                 at, words = curve[-1][1], result.outcome
                 if story == "tensors" and _ran_out(result):
                     wanted, most = _wanted(result), _FARTHEST * result.budget
-                    at, words = min(wanted, most), words + f", wanted {wanted / MIB:,.0f} MiB" * (wanted > most)
+                    at = min(wanted, most)
+                    words += f", wanted {wanted / MIB:,.0f} MiB" * bool(result.wanted)
                 ends.append((*curve[-1], at, style(index)["color"], words))
     middle = 0.5 * axes.get_xlim()[1]
     for seconds, size, at, colour, words in ends:
