@@ -13,6 +13,7 @@ _HOME = {
     "ground.result": ("ArmResult", "expect_oom", "expect_finished"),
     "showing.running": ("run", "measure"),
     "showing.comparison": ("compare",),
+    "showing.apart": ("take_apart",),
     "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE"),
     "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
     "lesson.guessing": ("guess",),

@@ -29,7 +29,7 @@ from labsupport.ground.meter import SAMPLE_SECONDS
 from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes, wanted_in_log
 from labsupport.ground.pipe import Garbled, Receiver
 from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
-from labsupport.ground.result import ArmError, ArmResult, Line, is_own
+from labsupport.ground.result import ArmError, ArmResult, is_own, line_of, place
 from labsupport.ground.values import NoValue, unpack
 
 _ROOT = Path(__file__).parents[2]
@@ -451,29 +451,13 @@ def _told(raised, log, result):
     calls = reversed(
         dict.fromkeys(reversed(calls))
     )  # both may name the same line; once is enough, the innermost stays last
-    frames = [Line(_place(name), line, _source(name, line)) for name, line in calls if is_own(name)]
+    frames = [line_of(name, line) for name, line in calls if is_own(name)]
     text = _placed(raised.message)
-    stack = "".join(
-        f"  {_place(f.file)}, line {f.line}, in {f.scope}\n    {_source(f.file, f.line)}\n" for f in raised.frames
-    )
+    shown = [(*line_of(frame.file, frame.line), frame.scope) for frame in raised.frames]
+    stack = "".join(f"  {place}, line {line}, in {scope}\n    {source}\n" for place, line, source, scope in shown)
     return ArmError(raised.cause, message, frames, f"{stack}{raised.type}: {text}", log)
-
-
-def _source(name, line):
-    return linecache.getline(name, line).strip()
 
 
 def _placed(text):
     """A text with tracebacks in it, their files named as a learner knows them."""
-    return re.sub(r'File "([^"]+)"', lambda match: f'File "{_place(match[1])}"', text)
-
-
-def _place(name):
-    """The file of a frame as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on."""
-    try:
-        from IPython import get_ipython
-
-        known = get_ipython().compile.format_code_name(name)
-    except (ImportError, AttributeError):
-        known = None
-    return " ".join(known) if known else name.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep)
+    return re.sub(r'File "([^"]+)"', lambda match: f'File "{place(match[1])}"', text)

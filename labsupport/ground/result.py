@@ -1,16 +1,19 @@
 """What an arm came to: its figures with their sources, its curve, and an error a learner can read."""
 
+import linecache
 import os
 import site
 import sys
 import sysconfig
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from labsupport.ground.budget import in_mib, mib
 from labsupport.ground.record import Cause, Facts
 
+_ROOT = Path(__file__).parents[2]
 SOURCES = {
     "peak": "allocator counter (get_memory_info)",
     "end": "allocator counter (get_memory_info)",
@@ -20,11 +23,27 @@ SOURCES = {
 
 
 class Line(NamedTuple):
-    """A line of the learner's own code on the way to an error; place: "Cell In[4]" or a file."""
+    """A line of the learner's own code; place: "Cell In[4]" or a file."""
 
     place: str
     number: int
     source: str
+
+
+def line_of(file, number):
+    """The Line of a file, or of a notebook cell that ran here."""
+    return Line(place(file), number, linecache.getline(file, number).strip())
+
+
+def place(file):
+    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on."""
+    try:
+        from IPython import get_ipython
+
+        known = get_ipython().compile.format_code_name(file)
+    except (ImportError, AttributeError):
+        known = None
+    return " ".join(known) if known else file.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep)
 
 
 @dataclass
@@ -61,6 +80,7 @@ class ArmResult:
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
     wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
     ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
+    job: the arm.Job that was run, where it can be run again.
     """
 
     label: str
@@ -79,6 +99,7 @@ class ArmResult:
     facts: Facts | None = None
     device: str = ""
     output: str = ""
+    job: object = field(default=None, compare=False)
 
     @property
     def ok(self):

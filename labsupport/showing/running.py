@@ -36,6 +36,7 @@ def run(
         ) from None
     if result.output:
         say(result.output, end="")
+    result.job = job
     return result
 
 

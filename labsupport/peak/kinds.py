@@ -1,0 +1,118 @@
+"""What a block of memory was for, from what the run itself says; what it does not say is "unknown".
+
+Pure functions over Blocks and Spans (trace.py).
+"""
+
+import re
+from bisect import bisect
+
+from labsupport.peak.trace import Block
+
+# Activations are kept for the way back; working memory is gone when its operation or the way back is done; what the
+# script holds outlives the line that made it; input comes from arrays or pipelines.
+KINDS = (
+    "weights",
+    "optimizer slots",
+    "other variables",
+    "gradients",
+    "activations",
+    "working memory",
+    "held by the script",
+    "input",
+    "unknown",
+)
+WEIGHTS, SLOTS, OTHER, GRADIENTS, ACTIVATIONS, WORKING, HELD, INPUT, UNKNOWN = KINDS
+_PIPELINE = ("Iterator", "MakeIterator", "tf_data", "PrefetchProduce", "MapAndBatch", "InstantiatedCapturedFunction")
+_FROM_ARRAYS = ("tf.constant", "_EagerConst", "IteratorGetNext")  # what takes numbers in from outside
+_CALLED = re.compile(
+    r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+"
+)  # in front of a name, where one graph calls another
+_LOWERED = re.compile(r"^.*?/(?:body|cond|then|else|branch\d+)/_\d+/")  # of a loop or a branch, in front of its own names
+_BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)(_\d+)?/")
+_FOLDED = re.compile(r"(/_\d+__cf__\d+|-\d+-\w+Optimizer(-\w+)*)$")  # what Grappler puts behind a name
+_KERNEL = re.compile(r"([^:]+):\w+$")
+
+
+def operation(block):
+    """The name of the operation: of a graph's node with its path, of an eager one its type; "" if nothing tells."""
+    if block.operation:
+        name = _FOLDED.sub("", _CALLED.sub("", block.operation))
+        while inner := _LOWERED.match(name):
+            name = name[inner.end() :]
+        return name
+    span = block.span
+    while span is not None:
+        if found := _KERNEL.match(span.name):
+            return _CALLED.sub("", found[1])
+        if span.name.startswith(("MakeIterator", "Iterator::", "tf.constant")):
+            return span.name
+        span = span.outer
+    return "tf.data" if block.thread.startswith("tf_data") else ""
+
+
+def in_graph(block):
+    """Whether an operation of a graph asked for this block."""
+    if "/" in block.operation or not block.python:
+        return True
+    return block.span is not None and block.span.within("ExecutorState", "FunctionRun") is not None
+
+
+def forward_name(name):
+    """Of an operation of the way back, the name of the operation whose gradient it computes; any other name as it is."""
+    return _BACKWARD.sub(r"\1", name).rpartition("/")[0] if _BACKWARD.search(name) else name
+
+
+class Kinds:
+    """Tells the kind of each Block. found: the Threads; made: all Blocks; recording: the Recording that they come from."""
+
+    def __init__(self, found, made, recording):
+        self._updates = tuple(f"{name}/" for name in recording.optimizers) or ("\0",)
+        self._learnt = recording.learnt
+        seen = [variable for poll in recording.polls for variable in poll.values()]
+        self._shapes = {str(list(one.shape)).replace(" ", "") for one in seen if one.shape and one.trainable}
+        self._ways_back = sorted(span.start for thread in found for span in thread.spans if span.name == "backward")
+        graph = [block for block in made if in_graph(block) and _BACKWARD.search(operation(block))]
+        self._graph_back = sorted(block.start for block in graph)
+
+    def of(self, block: Block):
+        if block.variable is not None:
+            return self._of_variable(block.variable)
+        span = block.span
+        if block.thread.startswith("tf_data") or (span is not None and span.within(*_PIPELINE)):
+            return INPUT
+        if in_graph(block):
+            return self._in_graph(block)
+        if span is None:
+            return UNKNOWN
+        if back := span.within("backward"):
+            return WORKING if block.end <= back.end else GRADIENTS
+        if span.within("update") or block.end <= block.line_end:
+            return WORKING
+        if operation(block) in _FROM_ARRAYS:
+            return INPUT
+        if span.within("tape") and self._outlives_forward(block):
+            return ACTIVATIONS
+        return HELD
+
+    def _of_variable(self, seen):
+        if seen.maker == "optimizer":
+            return SLOTS
+        # Of a script's own variables those count that a gradient is asked for, and before any is, those that can be learnt.
+        learnt = seen.maker == "Keras" or seen.name in self._learnt or not self._learnt
+        return WEIGHTS if seen.trainable and learnt else OTHER
+
+    def _outlives_forward(self, block):
+        """Whether a way back begins while the block is alive, or the recording ended before one could."""
+        later = bisect(self._ways_back, block.start)
+        return later == len(self._ways_back) or block.end > self._ways_back[later]
+
+    def _in_graph(self, block):
+        name = operation(block)
+        if not name:
+            return UNKNOWN
+        if name.startswith(self._updates):
+            return WORKING
+        if _BACKWARD.search(name):
+            return GRADIENTS if block.shape in self._shapes else WORKING
+        later = bisect(self._graph_back, block.start)
+        return ACTIVATIONS if later < len(self._graph_back) and block.end > self._graph_back[later] else WORKING

@@ -1,0 +1,73 @@
+"""The parts of an arm's peak, as its look brought them back (looking.py): rows, and sums of them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labsupport.ground.budget import MIB
+from labsupport.ground.result import Line, line_of
+
+
+class Row(NamedTuple):
+    """Memory that was alive at the worst moment: bytes of `number` blocks that one operation asked for on one line.
+
+    line: None where no line of the script is known; layer, operation, shape, dtype: "" where they are not.
+    """
+
+    kind: str
+    line: Line | None
+    layer: str
+    operation: str
+    shape: str
+    dtype: str
+    size: int
+    number: int
+
+    @property
+    def tensor(self):
+        """What was made, in a few words: the layer's own name, the operation's, the shape."""
+        times = f"{self.number:,} × " if self.number > 1 else ""
+        layer, operation = (name.rpartition("/")[2] for name in (self.layer, self.operation))
+        names = " · ".join(filter(None, [layer, operation])) or "without a name"
+        return times + " ".join(filter(None, [names, self.shape]))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Who held the memory of an arm at its worst moment.
+
+    rows: largest first. asked: the Row that was asked for then, and for which there was no room; None for an arm that
+    finished. level: bytes in use by the allocator's own count, without what was asked for. measured: the same in the run
+    that was measured, None where it is unavailable.
+    """
+
+    label: str
+    rows: list
+    asked: Row | None
+    level: int
+    measured: int | None
+
+    @property
+    def named(self):
+        """The share of the bytes in use that the rows account for."""
+        return sum(row.size for row in self.rows) / self.level if self.level else 1.0
+
+    def by(self, what):
+        """{value: MiB} of the rows by "kind", "line", "layer" or "operation", largest first."""
+        sums = {}
+        for row in self.rows:
+            value = getattr(row, what)
+            sums[value] = sums.get(value, 0) + row.size / MIB
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def parts_of(result, seen):
+    """The Parts of an ArmResult; seen: what looked() brought back."""
+    rows = sorted((_row(row) for row in seen["peak"]), key=lambda row: -row.size)
+    asked = _row(seen["asked"]) if seen["asked"] else None
+    measured = result.dumps[-1] if not result.ok and result.dumps else result.figures["peak"]
+    return Parts(result.label, rows, asked, seen["level"], measured)
+
+
+def _row(row):
+    kind, file, number, *rest = row
+    return Row(kind, line_of(file, number) if number else None, *rest)

@@ -1,0 +1,256 @@
+"""In an arm: the runtime's own trace of every allocation, with marks that say which line, layer and pass it was for.
+
+TensorFlow's profiler records each allocation with its operation, shape and address, and whatever is marked with a TraceMe,
+thread by thread and in order. So lines of the script, calls of layers, tapes and updates go into the same trace as marks.
+"""
+
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from labsupport.ground.result import is_own
+
+_AUTOGRAPH = "__autograph_generated"
+_POLL_SECONDS = 0.02  # between two looks at where variables lie; each costs microseconds a variable
+_MOST_POLLS = 500
+
+
+_belongs = cache(is_own)
+
+
+@cache
+def _own(file):
+    return is_own(file) and _AUTOGRAPH not in file
+
+
+class Seen(NamedTuple):
+    """A variable: maker is "optimizer", "Keras" or "script"; line: number of the line that made it."""
+
+    name: str
+    maker: str
+    trainable: bool
+    shape: tuple | None
+    line: int | None
+
+
+class Recording:
+    """A context in which allocations are recorded; what it saw is in the attributes after its end.
+
+    space: the serialized XSpace; lines: [(file, line)] by the number of their marks; polls: [{address: Seen}] of variables by
+    the number of their marks; graph: {name of a graph's operation: (number of its line or None, its layer)}; optimizers:
+    names of those that updated something; learnt: names of variables that a gradient was asked for.
+    """
+
+    def __init__(self, tf):
+        self._tf = tf
+        self.space, self.lines, self.polls, self.graph = b"", [], [], {}
+        self.optimizers, self.learnt = set(), set()
+        self._numbers, self._variables, self._making, self._layers = {}, {}, [], threading.local()
+        self._written = {}  # where an operation is created: number of the script's line
+        self._polled, self._undo = 0.0, contextlib.ExitStack()
+
+    def __enter__(self):
+        options = self._tf.profiler.experimental.ProfilerOptions(
+            host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
+        )
+        self._folder = self._undo.enter_context(tempfile.TemporaryDirectory())
+        self._tf.profiler.experimental.start(self._folder, options)
+        self._mark_calls()
+        threading.settrace(self._called)
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *error):
+        self.end()
+
+    def end(self):
+        """Stop, and read what was recorded. A second call does nothing."""
+        sys.settrace(None)
+        threading.settrace(None)
+        if self.space:
+            return
+        self._tf.profiler.experimental.stop()
+        self.space = next(Path(self._folder).rglob("*.xplane.pb")).read_bytes()
+        self._undo.close()
+
+    # --- marks
+
+    def _mark(self, name):
+        with self._tf.profiler.experimental.Trace(name):
+            pass
+
+    def _number(self, place):
+        number = self._numbers.get(place)
+        if number is None:
+            number = self._numbers[place] = len(self.lines)
+            self.lines.append(place)
+        return number
+
+    def _called(self, frame, event, arg):
+        """The trace function of Python: for the script's own code alone it follows the lines."""
+        if not _own(frame.f_code.co_filename):
+            return None
+        return self._line
+
+    def _line(self, frame, event, arg):
+        if event == "return":  # what follows belongs again to the line that called
+            self._poll(least=0 if _caller(frame) is None else _POLL_SECONDS)
+            frame = _caller(frame)
+        if frame is not None and event in ("line", "return"):
+            self._mark(f"line {self._number((frame.f_code.co_filename, frame.f_lineno))}")
+            self._poll()
+        return self._line
+
+    def _poll(self, least=_POLL_SECONDS):
+        """Note where in memory each variable lies now."""
+        now = time.monotonic()
+        if now - self._polled < least or len(self.polls) >= _MOST_POLLS or not self._tf.executing_eagerly():
+            return
+        self._polled = now
+        self._see(*self._variables.values())
+
+    def _see(self, *variables):
+        found = {}
+        for reference, maker, line in variables:
+            if (variable := reference()) is not None and (address := _address(variable)) is not None:
+                shape = tuple(variable.shape.as_list()) if variable.shape.rank is not None else None
+                found[address] = Seen(variable.name.removesuffix(":0"), maker, variable.trainable, shape, line)
+        if found:
+            self._mark(f"poll {len(self.polls)}")
+            self.polls.append(found)
+
+    # --- what is marked beside lines
+
+    def _mark_calls(self):
+        import keras
+        from tensorflow.python.framework import func_graph
+        from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+        optimizer = keras.optimizers.Optimizer
+        self._replace(keras.layers.Layer, "__call__", self._layer_called)
+        self._replace(self._tf.GradientTape, "gradient", self._way_back)
+        self._replace(self._tf.GradientTape, "jacobian", self._way_back)
+        self._replace(optimizer, "apply", self._updated)
+        self._replace(self._tf.GradientTape, "__enter__", self._tape_entered)
+        self._replace(self._tf.GradientTape, "__exit__", self._tape_left)
+        for name in ("add_variable", "add_variable_from_reference", "add_optimizer_variables"):
+            self._replace(optimizer, name, self._maker("optimizer"))
+        self._replace(keras.Variable, "__init__", self._maker("Keras"))
+        self._replace(BaseResourceVariable, "__init__", self._initialised)
+        self._replace(func_graph.FuncGraph, "_create_op_internal", self._operation_made)
+        self._replace(func_graph, "func_graph_from_py_func", self._graph_made)
+
+    def _replace(self, owner, name, around):
+        """Let around(original, self, …) be called in place of a method, until the end."""
+        original = getattr(owner, name)
+
+        def method(*args, **named):
+            return around(original, *args, **named)
+
+        setattr(owner, name, method)
+        self._undo.callback(setattr, owner, name, original)
+
+    def _span(self, name):
+        return self._tf.profiler.experimental.Trace(name)
+
+    def _layer_called(self, original, layer, *args, **named):
+        around = self._layers.__dict__.setdefault("names", [])
+        around.append(layer.name)
+        try:
+            with self._span("layer " + "/".join(around)):
+                return original(layer, *args, **named)
+        finally:
+            around.pop()
+
+    def _way_back(self, original, tape, target, sources, *args, **named):
+        for source in self._tf.nest.flatten(sources):
+            inner = getattr(source, "value", source)  # Keras' own variable has TensorFlow's inside
+            self.learnt.add(str(getattr(source if callable(inner) else inner, "name", "")).removesuffix(":0"))
+        with self._span("backward"):
+            return original(tape, target, sources, *args, **named)
+
+    def _updated(self, original, optimizer, *args, **named):
+        self.optimizers.add(optimizer.name)
+        with self._span("update"):
+            return original(optimizer, *args, **named)
+
+    def _tape_entered(self, original, tape, *args):
+        tape._labsupport = self._tf.profiler.experimental.Trace("tape")
+        tape._labsupport.__enter__()
+        return original(tape, *args)
+
+    def _tape_left(self, original, tape, *args):
+        try:
+            return original(tape, *args)
+        finally:
+            tape._labsupport.__exit__(None, None, None)
+
+    def _maker(self, name):
+        """Around what makes variables: notes for whom."""
+
+        def around(original, *args, **named):
+            self._making.append(name)
+            try:
+                return original(*args, **named)
+            finally:
+                self._making.pop()
+
+        return around
+
+    def _initialised(self, original, variable, *args, **named):
+        original(variable, *args, **named)
+        if type(variable).__name__ == "_UnreadVariable":  # what an assignment returns: the same variable once more
+            return
+        maker = "optimizer" if "optimizer" in self._making else self._making[-1] if self._making else "script"
+        frame = _caller(sys._getframe())
+        line = None if frame is None else self._number((frame.f_code.co_filename, frame.f_lineno))
+        self._variables[id(variable)] = weakref.ref(variable), maker, line
+        self._see(self._variables[id(variable)])
+
+    def _graph_made(self, original, *args, **named):
+        """While a graph is made nothing is allocated for lines, and following them would take most of the time."""
+        tracing = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return original(*args, **named)
+        finally:
+            sys.settrace(tracing)
+
+    def _operation_made(self, original, *args, **named):
+        operation = original(*args, **named)
+        frame = sys._getframe()
+        while frame is not None and not _belongs(frame.f_code.co_filename):
+            frame = frame.f_back
+        key = frame and (frame.f_code, frame.f_lineno)  # in code that AutoGraph made, which a traceback traces back
+        if key not in self._written:
+            place = next((f for f in reversed(operation.traceback) if _own(f.filename)), None)
+            self._written[key] = None if place is None else self._number((place.filename, place.lineno))
+        self.graph[operation.name] = self._written[key], "/".join(self._layers.__dict__.get("names", []))
+        return operation
+
+
+def _caller(frame):
+    """The nearest frame of the script above this one, or None."""
+    frame = frame.f_back
+    while frame is not None and not _own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _address(variable):
+    """Where a variable's numbers lie in memory; None where that cannot be told (in a graph, on another device)."""
+    import numpy as np
+    from tensorflow.python.eager import record
+    from tensorflow.python.ops import gen_resource_variable_ops as ops
+
+    try:
+        with record.stop_recording():
+            return np.asarray(memoryview(ops.read_variable_op(variable.handle, variable.dtype))).ctypes.data
+    except Exception:  # not initialised yet, no eager tensor, or a type that NumPy does not have
+        return None

@@ -1,0 +1,178 @@
+"""From a recorded trace to blocks: what was allocated when, for how long, by which operation, line, layer and pass.
+
+Pure functions over what a Recording saw; times are picoseconds, sizes bytes.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+_LIVE_FOREVER = 2**63
+# Of a trace's events those that say something of an allocation: our marks, what runs an operation ("dense/Relu:Relu" is one
+# of a graph), and pipelines.
+_TELLS = re.compile(
+    r"Memory(Allocation|Deallocation)$|(line|poll|layer) |(tape|backward|update|FunctionRun|tf\.constant)$"
+    r"|EagerLocalExecute|ExecutorState|Iterator|MakeIterator|PrefetchProduce|MapAndBatch|InstantiatedCaptured|[^:]+:\w+$"
+)
+_TYPES = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    7: "string",
+    9: "int64",
+    10: "bool",
+}
+_TYPES |= {14: "bfloat16", 17: "uint16", 19: "float16", 20: "resource", 21: "variant"}  # framework/types.proto
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A stretch of one thread's time with a name; outer: the one around it."""
+
+    name: str
+    start: int
+    end: int
+    outer: "Span | None" = None
+
+    def within(self, *beginnings):
+        """The nearest span, this one or one around it, whose name begins so; None if there is none."""
+        span = self
+        while span is not None and not span.name.startswith(beginnings):
+            span = span.outer
+        return span
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of memory from its allocation to its release. span: the nearest around its allocation; line: number or None;
+    line_end: when that line was left; level: in use by the allocator's own count, with this block.
+    """
+
+    start: int
+    size: int
+    level: int
+    address: int
+    operation: str
+    shape: str
+    dtype: str
+    thread: str
+    python: bool
+    span: Span | None
+    line: int | None
+    line_end: int
+    end: int = _LIVE_FOREVER
+    variable: object | None = None
+
+
+@dataclass
+class Thread:
+    name: str
+    spans: list = field(default_factory=list)
+    memory: list = field(default_factory=list)  # (time, event, nearest span)
+    lines: list = field(default_factory=list)  # (time, number)
+
+
+def threads(space):
+    """The Threads of a serialized XSpace."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    found, planes = [], xplane_pb2.XSpace.FromString(space).planes
+    for plane in planes:
+        names = {number: entry.name for number, entry in plane.event_metadata.items() if _TELLS.match(entry.name)}
+        for line in plane.lines:
+            thread = Thread(line.name)
+            base, outer = line.timestamp_ns * 1000, None
+            telling = [event for event in line.events if event.metadata_id in names]
+            for event in sorted(telling, key=lambda event: (event.offset_ps, -event.duration_ps)):
+                name, start = names[event.metadata_id], base + event.offset_ps
+                while outer is not None and outer.end < start:
+                    outer = outer.outer
+                if name in ("MemoryAllocation", "MemoryDeallocation"):
+                    thread.memory.append((start, name == "MemoryAllocation", _stats(plane, event), outer))
+                elif name.startswith(("line ", "poll ")):
+                    kind, number = name.split()
+                    thread.lines.append((start, kind, int(number)))
+                elif event.duration_ps:
+                    outer = Span(name, start, start + event.duration_ps, outer)
+                    thread.spans.append(outer)
+            found.append(thread)
+    return found
+
+
+def _stats(plane, event):
+    found = {}
+    for stat in event.stats:
+        kind = stat.WhichOneof("value")
+        value = getattr(stat, kind)
+        found[plane.stat_metadata[stat.metadata_id].name] = (
+            plane.stat_metadata[value].name if kind == "ref_value" else value
+        )
+    return found
+
+
+def blocks(found, polls=()):
+    """[Block] of the allocator that handed out most, in the order of their begin. polls: those of a Recording."""
+    lines = sorted((time, number) for t in found for time, kind, number in t.lines if kind == "line")
+    events = []
+    for thread in found:
+        own = sorted((time, number) for time, kind, number in thread.lines if kind == "line")
+        events += [
+            (time, begins, stats, span, thread.name, own or lines) for time, begins, stats, span in thread.memory
+        ]
+    events.sort(key=lambda event: event[0])
+    main = _busiest(events)
+    alive, made, cursors = {}, [], {}
+    marks = sorted((time, number) for t in found for time, kind, number in t.lines if kind == "poll")
+    for time, begins, stats, span, thread, own in events:
+        if stats["allocator_name"] != main:
+            continue
+        while marks and marks[0][0] <= time:
+            _see(alive, polls, marks.pop(0)[1])
+        address = stats["addr"]
+        if not begins:
+            block = alive.get(address)
+            if block is not None and block.size == stats["allocation_bytes"]:
+                alive.pop(address).end = time
+            continue
+        if address in alive:
+            alive.pop(address).end = time
+        cursor = cursors.get(id(own), 0)
+        while cursor < len(own) and own[cursor][0] <= time:
+            cursor += 1
+        cursors[id(own)] = cursor
+        block = alive[address] = Block(
+            time,
+            stats["allocation_bytes"],
+            stats["bytes_allocated"],
+            address,
+            stats.get("tf_op", ""),
+            stats.get("shape", ""),
+            _TYPES.get(stats.get("data_type"), ""),
+            thread,
+            thread == "python",
+            span,
+            own[cursor - 1][1] if cursor else None,
+            own[cursor][0] if cursor < len(own) else _LIVE_FOREVER,
+        )
+        made.append(block)
+    for _, number in marks:
+        _see(alive, polls, number)
+    return made
+
+
+def _busiest(events):
+    sizes = {}
+    for _, begins, stats, *_ in events:
+        if begins:
+            sizes[stats["allocator_name"]] = sizes.get(stats["allocator_name"], 0) + stats["allocation_bytes"]
+    return max(sizes, key=sizes.get, default=None)
+
+
+def _see(alive, polls, number):
+    """Variables were seen at these addresses."""
+    if number < len(polls):
+        for address, variable in polls[number].items():
+            if address in alive:
+                alive[address].variable = variable
