@@ -5,7 +5,7 @@ import pytest
 from labsupport import compare
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
-from labsupport.ground.result import ArmError, ArmResult
+from labsupport.ground.result import ArmError, ArmResult, Stopped
 
 
 def arm(label, peak, error=None):
@@ -46,5 +46,5 @@ def test_refusals_say_what_to_write():
         compare(arm("list", 1), arm("list", 2))
     with pytest.raises(ValueError, match='"tensors" or "process"'):
         compare(arm("list", 1), arm("stream", 2), story="time")
-    with pytest.raises(ValueError, match="stream: stopped before the end; run that cell again"):
+    with pytest.raises(Stopped, match="stream: stopped before the end; run that cell again"):
         compare(arm("list", 1), arm("stream", 2, ArmError(Cause.STOPPED, "you stopped it")))

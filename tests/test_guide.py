@@ -41,11 +41,18 @@ def test_prerequisites_exist_and_come_in_an_order():
 @pytest.mark.parametrize(
     "typed, lab",
     [
-        ("OOM when allocating tensor", "image_stacking"),
+        ("OOM when allocating tensor", "batch_size"),
         ("kernel died", "image_stacking"),
         ("memory grows every epoch", "leaks_over_epochs"),
         ("memory increases each epoch", "leaks_over_epochs"),
         ("out of memory after few epochs", "leaks_over_epochs"),
+        ("OOM when allocating tensor with shape[64,224,224,64]", "batch_size"),
+        (
+            "OOM when allocating tensor with shape[64,224,224,64] and type float on "
+            "/job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu [Op:Conv2D]",
+            "batch_size",
+        ),
+        ("model.fit out of memory", "batch_size"),
         ("retracing warning", "retracing"),
         ("retrcing", "retracing"),
         ("Retra", "retracing"),

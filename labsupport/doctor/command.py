@@ -23,7 +23,7 @@ def add_command(commands):
         formatter_class=RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("script", help="the script, which runs unmodified, in the current folder")
+    add("script", help="the script, which runs unmodified; its working folder is the current one")
     add(
         "--budget",
         metavar="SIZE",
@@ -55,7 +55,7 @@ def examine_and_report(options):
     from labsupport.ground.folders import ArmSetupError
 
     if not Path(options.script).is_file():
-        raise ArmSetupError(f"there is no script {options.script}")
+        raise ArmSetupError(f"there is no script {options.script} here, in {Path.cwd()}")
     budget = options.budget or "half of the free memory"
     make_watcher = lambda: DoctorDisplay(options.script, budget)
     result = examine_script(

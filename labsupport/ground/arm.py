@@ -371,9 +371,7 @@ class _Watch:
     def _death(self, code):
         """An ArmError for a process that died before it could report. The cause comes from figures and from TensorFlow's own log."""
         if code >= 0:
-            return ArmError(
-                Cause.EXIT, f"the process of the arm ended by itself with exit code {code} before it could report"
-            )
+            return ArmError(Cause.EXIT, f"its process ended by itself with exit code {code} before it could report")
         name, log = signal.Signals(-code).name, self._child.log()
         ran_out = self._ran_out_at is not None and time.monotonic() - self._ran_out_at < _CRASH_SECONDS
         if name == "SIGKILL":
@@ -392,7 +390,7 @@ class _Watch:
             cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"
         else:
             cause, why = Cause.CRASH, "compiled code crashed"
-        return ArmError(cause, f"the process of the arm died of {name}: {why}")
+        return ArmError(cause, f"its process died of {name}: {why}")
 
     def _finish(self, end, arrays):
         """The arm has reported."""

@@ -63,9 +63,14 @@ def _synonyms():
     return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b"), meaning
 
 
+# What an error says of a place, not of a trouble: "shape[64,224,224,64]", "on /job:localhost/…/device:CPU:0 by allocator cpu".
+_PLACES = re.compile(r"(?<=shape)\s?\[[\d, ]*\]|(\bon )?/job:\S+|\bby allocator \w+")
+
+
 def _words(text):
-    """What a text is looked up by: stems without stop words and sizes, of synonyms the first."""
+    """What a text is looked up by: stems without stop words, sizes and places, of synonyms the first."""
     pattern, meaning = _synonyms()
+    text = _PLACES.sub(" ", text)
     text = pattern.sub(lambda match: meaning[match[0]], " ".join(_pieces(text)))
     return [
         word

@@ -11,8 +11,8 @@ _asked = set()  # questions that were left open once
 
 
 def _mib(text):
-    """A guess such as "460", "2 GB" or "0.5 GiB" in MiB; a bare number is MiB. Raises BudgetError."""
-    text = text.replace(",", "")
+    """A guess such as "460", "2 GB" or "0,5 GiB" in MiB; a bare number is MiB. Raises BudgetError."""
+    text = re.sub(r"(?<=[1-9\d]),(?=\d{3}\b)", "", text).replace(",", ".")  # "1,024" is a thousand, "0,5" a half
     return parse_size(f"{text} MiB" if re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) else text) / MIB
 
 
@@ -27,7 +27,7 @@ class Guess:
         number = ipywidgets.Text(
             value=f"{self.mib:g}" if self.mib else "",
             description="My guess:",
-            placeholder="460, 0.5 GiB or 2 GB",
+            placeholder="12, 0.3 GiB or 7 GB",
             continuous_update=False,
             tooltip=question,
             style={"description_width": "initial"},
@@ -50,7 +50,7 @@ class Guess:
             self._say(self._words())
         except BudgetError:
             kept = f" {self._words()}" if self.mib else ""
-            self._say(f"Not a size: write 460, 0.5 GiB or 2 GB, more than 0.{kept}")
+            self._say(f"Not a size: write 12, 0.3 GiB or 7 GB, more than 0.{kept}")
 
     def against(self, measured_mib):
         """One sentence: the guess beside what was measured. Both go into the learner's ledger.
@@ -65,7 +65,7 @@ class Guess:
             return f"You guessed {self.mib:,.0f} MiB; the measured figure is unavailable here."
         if not self.mib:
             return f"No guess was made; measured were {measured_mib:,.1f} MiB."
-        return f"You guessed {self.mib:,.0f} MiB; measured were {measured_mib:,.1f} MiB: the guess is {self.mib / measured_mib:.2f} × that."
+        return f"You guessed {self.mib:,.0f} MiB; measured were {measured_mib:,.1f} MiB: the guess is {self.mib / measured_mib:.2g} × that."
 
 
 def guess(question, given=0.0):

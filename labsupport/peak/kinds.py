@@ -27,7 +27,9 @@ _FROM_ARRAYS = ("tf.constant", "_EagerConst", "IteratorGetNext")  # what takes n
 _CALLED = re.compile(
     r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+"
 )  # in front of a name, where one graph calls another
-_LOWERED = re.compile(r"^.*?/(?:body|cond|then|else|branch\d+)/_\d+/")  # of a loop or a branch, in front of its own names
+_LOWERED = re.compile(
+    r"^.*?/(?:body|cond|then|else|branch\d+)/_\d+/"
+)  # of a loop or a branch, in front of its own names
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)(_\d+)?/")
 _FOLDED = re.compile(r"(/_\d+__cf__\d+|-\d+-\w+Optimizer(-\w+)*)$")  # what Grappler puts behind a name
 _KERNEL = re.compile(r"([^:]+):\w+$")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from labsupport.ground.record import Cause
+from labsupport.ground.result import Stopped
 from labsupport.showing.picture import compare_figure
 from labsupport.showing.plain import plain
 from labsupport.showing.words import bundle
@@ -82,7 +83,7 @@ def compare(*results, story="tensors"):
     """Set measured arms side by side; the first is what the others are compared with.
 
     story: "tensors" compares the allocator's exact peaks; "process" the resident set, for what the allocator
-    does not see (graphs, NumPy, Python objects). Raises ValueError for fewer than two arms or a stopped one.
+    does not see (graphs, NumPy, Python objects). Raises ValueError for fewer than two arms, Stopped for a stopped one.
     """
     if len(results) < 2:
         raise ValueError("compare() needs two or more results of run(): compare(failure, fix)")
@@ -90,7 +91,7 @@ def compare(*results, story="tensors"):
         raise ValueError(f'story is {story!r}: write "tensors" or "process"')
     stopped = [result.label for result in results if not result.ok and result.error.cause is Cause.STOPPED]
     if stopped:
-        raise ValueError(f"{', '.join(stopped)}: stopped before the end; run that cell again first")
+        raise Stopped(f"{', '.join(stopped)}: stopped before the end; run that cell again first")
     labels = [result.label for result in results]
     if len(set(labels)) < len(labels):
         raise ValueError(

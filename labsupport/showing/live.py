@@ -48,6 +48,9 @@ _SVG = template(
 )
 
 
+_LINE = template("<pre>{{ text }}</pre>")
+
+
 @dataclass(frozen=True)
 class _Axes:
     """Where seconds up to `end` and bytes up to `top` lie in the drawing."""
@@ -148,11 +151,8 @@ class TerminalPlot(Watcher):
             say("\r\033[K", end="", file=sys.stderr)
 
 
-# What a page shows that was closed meanwhile, or whose kernel was started anew.
-_AWAY = (
-    "A run was under way here when this page was closed or its kernel restarted. If the kernel still runs, the result is "
-    "in the variable that this cell assigns: show it in a new cell. Or run this cell again."
-)
+# What is read under a plot that does not move any more, and where a page has no widgets.
+_AWAY = "Nothing moves here after the kernel was restarted: then run this cell again, after those above it."
 
 
 class NotebookPlot(Watcher):
@@ -178,7 +178,8 @@ class NotebookPlot(Watcher):
         # The kernel is busy with this cell; JupyterLab 4.4+ delivers the click through a subshell thread.
         button.on_click(lambda _: self._stop.set())
         row = ipywidgets.HBox([button, self._status])
-        self._box = ipywidgets.VBox([row] if quiet else [self._plot, row])
+        note = ipywidgets.HTML(f"<small>{_AWAY}</small>")
+        self._box = ipywidgets.VBox([row, note] if quiet else [self._plot, row, note])
         self._handle = show_widget(self._box, _AWAY)
 
     @property
@@ -224,9 +225,12 @@ class NotebookPlot(Watcher):
         self._leave({"text/plain": "interrupted; the process of this run was ended"})
 
     def _leave(self, data, metadata=None):
-        # Replacing the widget's own output means that the saved notebook holds a picture, not a dead widget.
+        # Replacing the widget's own output means that the saved notebook holds a picture, not a dead widget. A page that was
+        # closed meanwhile knows the widget alone, and finds the same in it as long as the kernel runs.
+        import ipywidgets
+
         self._handle.update(data, metadata=metadata or {}, raw=True)
-        self._box.close()
+        self._box.children = [ipywidgets.HTML(data.get("text/html") or _LINE.render(text=data["text/plain"]))]
 
 
 def plot_for(quiet):

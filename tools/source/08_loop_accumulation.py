@@ -29,7 +29,7 @@ from labsupport.graders import loop_accumulation as check
 
 tf = lab.load_tensorflow()
 
-TIMES, CALLS = 100, 9
+TIMES, CALLS, STEPS = 100, 9, 800
 BATCH, UNITS = lab.choose(SCALE, quick=2048, full=4096), 256
 BUDGET = lab.choose(SCALE, quick="384 MiB", full="640 MiB")
 
@@ -106,38 +106,43 @@ for name, size in predicted.items():
 # %% [markdown]
 # ## Failure
 #
-# One eager training step through the loop, with a mean square as the loss.
+# Eager training steps through the loop, one like the other, with a mean square as the loss.
 
 
 # %%
-def training_step(way):
+def training_steps(way):
     layer, x = Summed(UNITS, way), tf.random.stateless_normal((BATCH, 1), seed=(1, 2))
     with lab.phase("forward"):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(layer(x)))
     with lab.phase("backward"):
         gradient = tape.gradient(loss, layer.w)
+    with lab.phase("more steps"):
+        for _ in range(STEPS - 1):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(layer(x)))
+            gradient = tape.gradient(loss, layer.w)
     return float(tf.reduce_sum(gradient))
 
 
-failure = lab.run(training_step, python_loop, budget=BUDGET, label="Python loop")
+failure = lab.run(training_steps, python_loop, budget=BUDGET, label="Python loop")
 lab.expect_oom(failure)
 
 # %% [markdown]
 # ## Advice, tested
 #
-# The published cure, in the same step under the same budget:
+# The published cure, in the same steps under the same budget:
 
 # %%
-published = lab.run(training_step, published_stack, budget=BUDGET, label="published stack")
+published = lab.run(training_steps, published_stack, budget=BUDGET, label="published stack")
 lab.expect_oom(published)
 
 # %% [markdown]
-# The stack fits, its gradient does not.
+# The first stack fits, its gradient does not.
 #
 # ## Fix
 #
-# The same sum, step and budget: a hundred equal products are one product, multiplied by a hundred.
+# The same sum, steps and budget: a hundred equal products are one product, multiplied by a hundred.
 
 
 # %%
@@ -145,7 +150,7 @@ def one_matmul(x, w):
     return float(TIMES) * tf.matmul(x, w)
 
 
-works = lab.run(training_step, one_matmul, budget=BUDGET, label="one matmul × 100")
+works = lab.run(training_steps, one_matmul, budget=BUDGET, label="one matmul × 100")
 lab.expect_finished(works)
 
 # %% [markdown]

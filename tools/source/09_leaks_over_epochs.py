@@ -172,6 +172,13 @@ lab.expect_finished(fix)
 side_by_side = lab.compare(unbounded, failure, names_deleted, fix, plain)
 side_by_side
 
+# %% [markdown]
+# Who held it, at the worst moment? Both run once more, while TensorFlow records every allocation. The line of a leak is
+# the one that made what stays; the number before a tensor says how many of them are alive.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 print(my_guess.against(unbounded.peak_mib))
 lab.predicted_vs_measured(

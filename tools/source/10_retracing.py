@@ -30,14 +30,14 @@ from labsupport.graders import retracing as check
 
 tf = lab.load_tensorflow()
 
-CALLS = lab.choose(SCALE, quick=100, full=500)
+CALLS = lab.choose(SCALE, quick=100, full=500)  # each with a rate, or a length, of its own
+STEPS = 60  # with each rate: an epoch
 WIDTH, DEPTH = 64, 4
 
 # %% [markdown]
 # ## Predict
 #
-# A small network and one training step, written by hand. The learning rate falls a little with every step, as a
-# schedule makes it do.
+# A small network and one training step, written by hand. The learning rate falls a little with every epoch.
 
 
 # %%
@@ -72,7 +72,7 @@ def rate_at(i):
 
 # %%
 my_guess = lab.guess(
-    f"After the first step: by how much does the process grow in {CALLS} more steps?", GUESS_MIB
+    f"After the first step: by how much does the process grow in {CALLS} more epochs?", GUESS_MIB
 )
 
 # %% [markdown]
@@ -105,14 +105,15 @@ print(*(f"{name}: {traces}" for name, traces in predicted_traces.items()), sep="
 
 
 # %%
-def watch(step, calls):
-    """Make the calls; after the first one, note how much the process has grown (MiB)."""
+def watch(step, calls, times=1):
+    """Make each call so many times; after the first one, note how much the process has grown."""
     first, *others = calls
     step(*first)
     start, growth = lab.reading().process_mib, []
     with lab.phase("after the first call"):
         for arguments in others:
-            step(*arguments)
+            for _ in range(times):
+                step(*arguments)
             growth.append(lab.reading().process_mib - start)
     signatures = step.pretty_printed_concrete_signatures().splitlines()
     return {
@@ -125,7 +126,7 @@ def watch(step, calls):
 
 def python_rates():
     step, x = tf.function(make_step()), rows(32)
-    return watch(step, [(x, rate_at(i)) for i in range(CALLS + 1)])
+    return watch(step, [(x, rate_at(epoch)) for epoch in range(CALLS + 1)], STEPS)
 
 
 numbers = lab.run(python_rates, label="rate: Python number")
@@ -137,8 +138,7 @@ lab.expect_finished(numbers)
 # inside:
 
 # %%
-traces = numbers.value["traces"]
-print(f"traces (step.experimental_get_tracing_count()): {traces} for {CALLS + 1} calls")
+print(f"step.experimental_get_tracing_count(): {numbers.value['traces']} for {CALLS + 1} rates")
 print(
     f"growth of the process: {numbers.value['growth'][-1]:.1f} MiB; "
     f"of the tensors: {numbers.phase('after the first call').added_mib:.2f} MiB"
@@ -155,7 +155,7 @@ print("\n".join(numbers.value["rates"]))
 # %%
 def tensor_rates():
     step, x = tf.function(make_step()), rows(32)
-    return watch(step, [(x, tf.constant(rate_at(i))) for i in range(CALLS + 1)])
+    return watch(step, [(x, tf.constant(rate_at(epoch))) for epoch in range(CALLS + 1)], STEPS)
 
 
 tensors = lab.run(tensor_rates, label="rate: tensor")
@@ -186,16 +186,15 @@ signature = lab.measure(one_signature, label="one signature")
 
 # %%
 arms = (numbers, tensors, lengths, signature)
-side_by_side = lab.compare(*arms, story="process")
-side_by_side
+lab.compare(*arms, story="process")
 
 # %% [markdown]
-# Every process pays for its first trace, which loads much of TensorFlow. What counts is what comes after it, call by
-# call:
+# Every process pays for its first trace, which loads much of TensorFlow. What counts is what comes after it, with every
+# new rate or length:
 
 # %%
 grown = pd.DataFrame({arm.label: arm.value["growth"] for arm in arms}, range(1, CALLS + 1))
-axes = grown.plot(style=lab.LINES, xlim=(0, None), xlabel="calls after the first")
+axes = grown.plot(style=lab.LINES, xlim=(0, None), xlabel="rates or lengths after the first")
 axes.set_ylabel("process memory added (MiB)")
 axes.set_title("rate: tensor, and one signature, lie on the floor, one upon the other")
 plt.show()

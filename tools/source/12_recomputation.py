@@ -99,6 +99,7 @@ def published(hidden, inputs, samples, batch):
     layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(hidden)]
     model = keras.Sequential([keras.Input((inputs,)), *layers, keras.layers.Dense(CLASSES)])
     optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)  # else the first step does it, and is traced twice
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x = tf.random.normal((samples, inputs))
     y = tf.random.uniform((samples,), maxval=CLASSES, dtype=tf.int32)
@@ -168,6 +169,7 @@ def built_layers(activation):
 def recomputed(segments, batch):
     layers, head, weights = built_layers("relu")
     optimizer = keras.optimizers.Adam()
+    optimizer.build(weights)
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x = tf.random.normal((batch, WIDTH))
     y = tf.random.uniform((batch,), maxval=CLASSES, dtype=tf.int32)
@@ -250,8 +252,8 @@ def gradient_step(parts, head, weights):
     return step
 
 
-def sweep(activation, counts, batch, graph=False):
-    """Three steps, a phase each, for each number of segments; 0: nothing is recomputed."""
+def sweep(activation, counts, batch, graph=False, times=3):
+    """Some steps, a phase each, for each number of segments; 0: nothing is recomputed."""
     layers, head, weights = built_layers(activation)
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
     seconds, gradients = [], []
@@ -261,12 +263,10 @@ def sweep(activation, counts, batch, graph=False):
         if graph:
             step = tf.function(step)
             step(x, y)  # traces
-        for _ in range(3):
+        for _ in range(times):
             begin = time.monotonic()
             with lab.phase(f"{count}"):
-                gradients.append(
-                    step(x, y)[0].numpy()
-                )  # of the first layer: the last to be computed
+                gradients.append(step(x, y)[0].numpy())  # the first layer's: computed last
             seconds.append(time.monotonic() - begin)
     off = max(float(abs(g - gradients[0]).max()) for g in gradients)
     return seconds, off / float(abs(gradients[0]).max())
@@ -379,7 +379,7 @@ for mode in ("full", "activations"):
 # That turns where a layer keeps more than its output. `gelu` is computed in several steps, and each keeps something.
 
 # %%
-gelu = by_segments(lab.measure(sweep, "gelu", [0, 6, 18, DEPTH], BATCH, label="gelu"))
+gelu = by_segments(lab.measure(sweep, "gelu", [0, 6, 18, DEPTH], BATCH, False, 1, label="gelu"))
 gelu_mib = gelu["MiB"].median()
 kept = (gelu_mib[0] / one - 2) / DEPTH
 print(gelu_mib.rename(index={0: "none"}).round(1).to_string())
@@ -475,7 +475,8 @@ def best_segments(depth, kept_per_layer):
 
 # %%
 def peak_of(k):
-    return by_segments(lab.measure(sweep, "gelu", [k], BATCH, label="gelu"))["MiB"].median()[k]
+    arm = lab.measure(sweep, "gelu", [k], BATCH, False, 1, label="gelu")
+    return by_segments(arm)["MiB"].median()[k]
 
 
 check.best_segments(best_segments, COUNTS, predicted_segments, DEPTH, kept, peak_of)

@@ -32,6 +32,7 @@ from keras import layers
 
 BATCH = lab.choose(SCALE, quick=120, full=480)
 BUDGET = lab.choose(SCALE, quick="160 MiB", full="600 MiB")
+STEPS = 12
 
 # %% [markdown]
 # ## Predict
@@ -102,7 +103,7 @@ lab.note(
 
 
 # %%
-def train(changes, batch):
+def train(changes, batch, steps):
     model = cnn(**changes)
     optimizer = keras.optimizers.Adam()
     x = tf.random.uniform((batch, 64, 64, 3))
@@ -114,11 +115,11 @@ def train(changes, batch):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-    for _ in range(2):
+    for _ in range(steps):
         train_step(x, y)
 
 
-failure = lab.run(train, {}, BATCH, budget=BUDGET, label="published CNN")
+failure = lab.run(train, {}, BATCH, STEPS, budget=BUDGET, label="published CNN")
 lab.expect_oom(failure)
 
 # %% [markdown]
@@ -129,7 +130,7 @@ lab.expect_oom(failure)
 
 # %%
 small_dense = {"dense": 16}
-advice = lab.run(train, small_dense, BATCH, budget=BUDGET, label="Dense 16")
+advice = lab.run(train, small_dense, BATCH, STEPS, budget=BUDGET, label="Dense 16")
 lab.expect_oom(advice)
 
 # %% [markdown]
@@ -141,12 +142,12 @@ lab.expect_oom(advice)
 
 # %%
 strided = {"strided": True}
-fix = lab.run(train, strided, BATCH, budget=BUDGET, label="strides=2")
+fix = lab.run(train, strided, BATCH, STEPS, budget=BUDGET, label="strides=2")
 lab.expect_finished(fix)
 
 # %% [markdown]
-# What they need without a budget that stops them; and two larger networks, one twice as wide in every layer, one with
-# `strides=2` and twice the Dense units.
+# What they need in two steps without a budget that stops them; and two larger networks, one twice as wide in every layer,
+# one with `strides=2` and twice the Dense units.
 
 # %%
 changes = {
@@ -156,7 +157,7 @@ changes = {
     "twice as wide": {"first": 64, "second": 128, "dense": 256},
     "strides=2, Dense 256": {"strided": True, "dense": 256},
 }
-arms = {name: lab.measure(train, change, BATCH, label=name) for name, change in changes.items()}
+arms = {name: lab.measure(train, how, BATCH, 2, label=name) for name, how in changes.items()}
 
 # %% [markdown]
 # ## Side by side
