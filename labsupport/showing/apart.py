@@ -19,6 +19,7 @@ from labsupport.showing.words import bundle
 _COLOUR = dict(zip(KINDS, [*COLOURS, "#AA7722", "#BBBBBB"]))
 _LETTERS = 150  # of small print that fit side by side over the whole width of the picture
 _FEWEST = 4  # letters of a name that still say something
+_SEEN = 0.001  # of the axis: what is narrower is no colour in the picture
 _ROWS = ("kind", "line", "tensor")
 _MOST = 6  # rows of the table for each arm
 _REACHED = 0.995  # of the measured peak: the rest is the order in which a graph's operations ran
@@ -130,7 +131,8 @@ def figure(apart):
             axes.set_title(f"{for_matplotlib(arm.label)}: {arm.level / MIB:,.1f} MiB in use at the worst moment")
             axes.grid(False)
         axes.set_xlabel("MiB" + ", dashed = budget" * bool(apart.budgets))
-        there = [kind for kind in KINDS if any(row.kind == kind for arm in apart.arms for row in arm.rows)]
+        seen = [arm.by("kind") for arm in apart.arms]
+        there = [kind for kind in KINDS if max(sums.get(kind, 0) for sums in seen) > _SEEN * width]
         patches = [Patch(color=_COLOUR[kind], alpha=0.4, label=kind) for kind in there]
         drawn.legend(handles=patches, loc="outside upper center", ncols=len(there))
     return drawn
