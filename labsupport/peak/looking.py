@@ -28,7 +28,7 @@ def looked(function, args, limit, enough):
 
     recording, error = Recording(tf), ""
     try:
-        with _ending_at(enough, meter.active), recording:
+        with recording, _ending_at(enough, meter.active):
             function(*args)
     except _Enough:
         pass

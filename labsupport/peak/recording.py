@@ -18,8 +18,7 @@ from labsupport.ground.result import is_own
 
 _AUTOGRAPH = "__autograph_generated"
 _POLL_SECONDS = 0.02  # between two looks at where variables lie; each costs microseconds a variable
-_MOST_POLLS = 500
-
+_MOST_POLLS = 500  # each is a mark and a dictionary; what is made later is seen when it is made
 
 _belongs = cache(is_own)
 
@@ -67,14 +66,8 @@ class Recording:
         return self
 
     def __exit__(self, *error):
-        self.end()
-
-    def end(self):
-        """Stop, and read what was recorded. A second call does nothing."""
         sys.settrace(None)
         threading.settrace(None)
-        if self.space:
-            return
         self._tf.profiler.experimental.stop()
         self.space = next(Path(self._folder).rglob("*.xplane.pb")).read_bytes()
         self._undo.close()
