@@ -53,6 +53,13 @@ def test_an_address_that_is_given_again_has_been_let_go():
     assert first.end == 5 and second.end > 1000  # the late release belongs to the first one, by its size
 
 
+@pytest.mark.parametrize("name", ["python", "python3.11", "train.py"])
+def test_the_thread_of_the_script_is_known_by_its_lines_whatever_its_program_is_called(name):
+    memory = event(1, True, 1, 1, 1, "ResizeBilinear"), event(2, True, 2, 1, 1)
+    found = thread(name, *memory, spans=[Span("tf.constant", 0, 99)], lines=[(0, 1), (3, 2)])
+    assert kinds(found) == ["held by the script", "input"]
+
+
 def test_of_two_allocators_the_busier_one_counts():
     memory = [event(1, True, 64, 100, 100), event(2, True, 65, 5, 5)]
     memory[1][2]["allocator_name"] = "other"
@@ -284,3 +291,5 @@ def test_what_cannot_be_run_again_is_told():
     result.job = None
     with pytest.raises(ValueError, match="run its cell first"):
         take_apart(result)
+    with pytest.raises(ValueError, match="needs results of run"):
+        take_apart(eager)

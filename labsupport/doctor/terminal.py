@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from labsupport.doctor.figures import wanted
 from labsupport.doctor.rules import died_of_memory
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Facts
@@ -160,9 +161,10 @@ def _table(diagnosis):
     table.add_column("added", justify="right", no_wrap=True)
     for name, words in _FIGURES.items():
         table.add_row(words, _figure(diagnosis.result, name))
+    whole = "of the peak" + " and what was wanted then" * bool(wanted(diagnosis.result))
     for words, size in diagnosis.parts.rows():
         if size >= _LEAST_PART:
-            table.add_row(f"  of the peak: {words}", mib(size))
+            table.add_row(f"  {whole}: {words}", mib(size))
     return table
 
 

@@ -118,9 +118,7 @@ def blocks(found, polls=()):
     events = []
     for thread in found:
         own = sorted((time, number) for time, kind, number in thread.lines if kind == "line")
-        events += [
-            (time, begins, stats, span, thread.name, own or lines) for time, begins, stats, span in thread.memory
-        ]
+        events += [(time, begins, stats, span, thread, own or lines) for time, begins, stats, span in thread.memory]
     events.sort(key=lambda event: event[0])
     main = _busiest(events)
     alive, made, cursors = {}, [], {}
@@ -142,6 +140,8 @@ def blocks(found, polls=()):
         while cursor < len(own) and own[cursor][0] <= time:
             cursor += 1
         cursors[id(own)] = cursor
+        # A thread is named after its program, which may be called python3.11; what marks lines runs Python.
+        python = bool(thread.lines) or thread.name.startswith("python")
         block = alive[address] = Block(
             time,
             stats["allocation_bytes"],
@@ -150,8 +150,8 @@ def blocks(found, polls=()):
             stats.get("tf_op", ""),
             stats.get("shape", ""),
             _TYPES.get(stats.get("data_type"), ""),
-            thread,
-            thread == "python",
+            thread.name,
+            python,
             span,
             own[cursor - 1][1] if cursor else None,
             own[cursor][0] if cursor < len(own) else _LIVE_FOREVER,

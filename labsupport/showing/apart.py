@@ -1,5 +1,6 @@
 """The peak taken apart: of each arm, which kinds, lines and tensors held its memory at its worst moment."""
 
+import textwrap
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -8,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from labsupport.ground.budget import MIB, mib
+from labsupport.ground.result import ArmResult
 from labsupport.peak.kinds import KINDS
 from labsupport.peak.looking import looked
 from labsupport.peak.parts import parts_of
@@ -21,6 +23,7 @@ _LETTERS = 150  # of small print that fit side by side over the whole width of t
 _FEWEST = 4  # letters of a name that still say something
 _SEEN = 0.001  # of the axis: what is narrower is no colour in the picture
 _ROWS = ("kind", "line", "tensor")
+_LINE = 44  # letters of a line of code that leave room for the tensors beside it
 _MOST = 6  # rows of the table for each arm
 _REACHED = 0.995  # of the measured peak: the rest is the order in which a graph's operations ran
 
@@ -32,6 +35,8 @@ def take_apart(*results):
     of the first run stay. An arm that ran out of memory is looked at where it first wanted more than its budget, and is
     given room enough that it need not wait there. Raises ValueError for a result that cannot be run again.
     """
+    if not results or not all(isinstance(result, ArmResult) for result in results):
+        raise ValueError("take_apart() needs results of run(): take_apart(failure, fix)")
     return Apart([_parts(result) for result in results], [result.budget for result in results if result.budget_given])
 
 
@@ -43,7 +48,7 @@ def _parts(result):
         result.job,
         function=looked,
         args=(result.job.function, result.job.args, limit, _enough(result, limit)),
-        label=f"{result.label}, looked at",
+        label=f"{result.label}, looked at" + " with room enough" * (limit is not None),
         budget=result.job.budget if limit is None else None,
     )
     look = running.watched(job, lambda: live.plot_for(quiet=True))
@@ -83,7 +88,7 @@ class Apart:
                     "MiB": row.size / MIB,
                     "share": row.size / arm.level,
                     "what": row.kind,
-                    "line": f"{row.line.place}, {row.line.number}: {row.line.source}" if row.line else "",
+                    "line": f"{row.line.number}: {row.line.source}" if row.line else "",
                     "tensor": row.tensor,
                 }
                 for arm in self.arms
@@ -102,15 +107,21 @@ class Apart:
         display(data, metadata=metadata, raw=True)
         table = self.frame.groupby("arm", sort=False).head(_MOST)
         shown = table.assign(MiB=table["MiB"].map("{:,.1f}".format), share=table["share"].map("{:.0%}".format))
-        display(HTML(plain(shown.to_html(border=0, index=False))))  # pandas escapes markup
+        shown = shown.assign(line=shown["line"].map(lambda line: textwrap.shorten(line, _LINE, placeholder=" …")))
+        note = "<small>Sizes are the allocator's chunks, which can be larger than their tensors.</small>"
+        display(HTML(plain(shown.to_html(border=0, index=False)) + note))  # pandas escapes markup
 
     def __str__(self):
         return self.text
 
 
+def _moment(arm):
+    return "when it first wanted more than its budget" if arm.asked else "at the worst moment"
+
+
 def _lines(arm):
     asked = "" if arm.asked is None else f", and {mib(arm.asked.size)} more asked for by {arm.asked.tensor}"
-    yield f"{arm.label}: {mib(arm.level)} in use at the worst moment{asked}; {arm.named:.1%} of it named"
+    yield f"{arm.label}: {mib(arm.level)} in use {_moment(arm)}{asked}; {arm.named:.1%} of it named"
     yield "  " + ", ".join(f"{kind} {size:,.1f}" for kind, size in arm.by("kind").items() if size >= 0.05)
     for row in arm.rows[:_MOST]:
         line = f"line {row.line.number}, {row.line.source}" if row.line else "no line"
@@ -128,7 +139,7 @@ def figure(apart):
             for budget in set(apart.budgets):
                 axes.axvline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
             axes.set(xlim=(0, width), yticks=range(len(_ROWS)), yticklabels=_ROWS, ylim=(len(_ROWS) - 0.5, -0.5))
-            axes.set_title(f"{for_matplotlib(arm.label)}: {arm.level / MIB:,.1f} MiB in use at the worst moment")
+            axes.set_title(f"{for_matplotlib(arm.label)}: {arm.level / MIB:,.1f} MiB in use {_moment(arm)}")
             axes.grid(False)
         axes.set_xlabel("MiB" + ", dashed = budget" * bool(apart.budgets))
         seen = [arm.by("kind") for arm in apart.arms]

@@ -183,8 +183,8 @@ unbounded = lab.measure(train, ROWS, ROWS, 1, label=label, env=lab.NO_ONEDNN)
 lab.compare(unbounded, failure, fix)
 
 # %% [markdown]
-# Who held it, at the worst moment? Both run once more, while TensorFlow records every allocation. *Activations* are the
-# outputs of layers that wait for the way back; they go with the batch, the rest does not.
+# Who held it? Both run once more, while TensorFlow records every allocation; the one that died, with room enough, is seen
+# where it first wanted more than its budget. *Activations* are outputs of layers that wait for the way back.
 
 # %%
 lab.take_apart(failure, fix)
