@@ -80,7 +80,7 @@ def test_stop_ends_an_endless_run(page, server, course):
     began = time.monotonic()
     page.keyboard.press("Space")
     wait_until_finished(page, cell, 10)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8  # a second on an idle machine; ten would be a run that went on
     wait_for(lambda: not arms(server), 5, "the end of the arm")
     said = cell.locator(".jp-OutputArea").inner_text()
     assert "stopped" in said and '"endless" has no figures' in said and "Traceback" not in said

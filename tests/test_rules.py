@@ -67,6 +67,7 @@ def test_traces_that_go_on_are_retracing():
         finished(retraced(20, list(range(1, 21)), changing="2 is a Python int"))
     )
     assert "applied to it anew 20 times" in evidence(finished(retraced(20, list(range(1, 21)), instances=20)))
+    assert kinds(finished(retraced(6060, list(range(1, 6061, 60))))) == ["retracing"]  # a new rate for each long epoch
 
 
 @pytest.mark.parametrize(

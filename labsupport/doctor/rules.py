@@ -42,8 +42,9 @@ _SCATTERED = 0.2
 _OUTSIDE_SHARE = 0.2
 # TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
 _TRACES = 5
-# Traces in the second half of the calls: one may be a last, smaller batch. A call: one in each epoch of fifty steps.
-_LATE, _LATE_SHARE = 2, 0.02
+# Traces in the second half of the calls: one may be a last, smaller batch. A call: one in each epoch of fifty steps; of
+# longer epochs so many that odd batches do not explain them.
+_LATE, _LATE_SHARE, _MANY_LATE = 2, 0.02, 16
 # Applications of tf.function to the same code: two may be for training and for evaluation.
 _INSTANCES = 2
 # Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
@@ -125,7 +126,8 @@ def retracing(facts, finished):
     for function in facts.functions:
         late = sum(call > function.calls / 2 for call in function.traced_at)
         rebuilt = not function.own and function.traces <= 2 * function.instances  # Keras makes one for each model
-        if function.traces < _TRACES or late < _LATE or late < _LATE_SHARE * function.calls / 2 or rebuilt:
+        least = max(_LATE, min(_LATE_SHARE * function.calls / 2, _MANY_LATE))
+        if function.traces < _TRACES or late < least or rebuilt:
             continue
         evidence = [
             f"{function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
