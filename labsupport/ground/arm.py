@@ -32,7 +32,6 @@ from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sampl
 from labsupport.ground.result import ArmError, ArmResult, is_own, line_of, place
 from labsupport.ground.values import NoValue, unpack
 
-_ROOT = Path(__file__).parents[2]
 _LOG_BYTES = 2 * MIB  # kept of each stream, the newest; an allocator's dump has some tens of KiB
 # Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact. Writing fresh
 # pages goes at about 1 GiB a second on the machines that this was tried on, so this is half a second of it.

@@ -106,6 +106,11 @@ class ArmResult:
         return self.error is None
 
     @property
+    def in_use(self):
+        """Bytes in use at the worst moment: when memory ran out, where a dump tells; otherwise the peak."""
+        return self.dumps[-1] if not self.ok and self.dumps else self.figures["peak"]
+
+    @property
     def peak_mib(self):
         """Most tensor memory in use at any moment, MiB (exact)."""
         return in_mib(self.figures["peak"])

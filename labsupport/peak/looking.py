@@ -1,4 +1,4 @@
-"""In an arm: run a function while its allocations are recorded, and tell who held memory at its worst moment and at its end."""
+"""In an arm: run a function while its allocations are recorded, and tell who held memory at its worst moment."""
 
 import contextlib
 import signal
@@ -26,15 +26,10 @@ def looked(function, args, limit, enough):
 
     from labsupport.ground import meter
 
-    recording, error = Recording(tf), ""
-    try:
-        with recording, _ending_at(enough, meter.active):
-            function(*args)
-    except _Enough:
-        pass
-    except Exception as raised:
-        error = type(raised).__name__
-    return {"error": error, **taken_apart(recording, limit)}
+    recording = Recording(tf)
+    with contextlib.suppress(_Enough, Exception), recording, _ending_at(enough, meter.active):
+        function(*args)
+    return taken_apart(recording, limit)
 
 
 @contextlib.contextmanager

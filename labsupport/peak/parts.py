@@ -64,8 +64,7 @@ def parts_of(result, seen):
     """The Parts of an ArmResult; seen: what looked() brought back."""
     rows = sorted((_row(row) for row in seen["peak"]), key=lambda row: -row.size)
     asked = _row(seen["asked"]) if seen["asked"] else None
-    measured = result.dumps[-1] if not result.ok and result.dumps else result.figures["peak"]
-    return Parts(result.label, rows, asked, seen["level"], measured)
+    return Parts(result.label, rows, asked, seen["level"], result.in_use)
 
 
 def _row(row):

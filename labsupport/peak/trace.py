@@ -53,7 +53,6 @@ class Block:
     start: int
     size: int
     level: int
-    address: int
     operation: str
     shape: str
     dtype: str
@@ -70,8 +69,8 @@ class Block:
 class Thread:
     name: str
     spans: list = field(default_factory=list)
-    memory: list = field(default_factory=list)  # (time, event, nearest span)
-    lines: list = field(default_factory=list)  # (time, number)
+    memory: list = field(default_factory=list)  # (time, whether it begins, its stats, nearest span)
+    lines: list = field(default_factory=list)  # (time, "line" or "poll", number)
 
 
 def threads(space):
@@ -146,7 +145,6 @@ def blocks(found, polls=()):
             time,
             stats["allocation_bytes"],
             stats["bytes_allocated"],
-            address,
             stats.get("tf_op", ""),
             stats.get("shape", ""),
             _TYPES.get(stats.get("data_type"), ""),

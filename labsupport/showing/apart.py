@@ -61,8 +61,7 @@ def _limit(result):
     """Bytes in use at which an arm found no room; None for one that did not, or had room, but in pieces (fragmentation)."""
     if result.ok or not result.error.cause.of_memory or not result.wanted:
         return None
-    in_use = result.dumps[-1] if result.dumps else result.figures["peak"]
-    return result.budget if in_use + result.wanted > result.budget else None
+    return result.budget if result.in_use + result.wanted > result.budget else None
 
 
 def _enough(result, limit):

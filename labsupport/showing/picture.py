@@ -112,8 +112,7 @@ def _ran_out(result):
 
 def _wanted(result):
     """Bytes that an arm which died of memory would have had in use with what it asked for; at least more than its budget."""
-    in_use = result.dumps[-1] if result.dumps else result.figures["peak"]
-    return max(in_use + (result.wanted or 0), result.budget * _BEYOND)
+    return max(result.in_use + (result.wanted or 0), result.budget * _BEYOND)
 
 
 def _bars(axes, results, story):
