@@ -132,7 +132,7 @@ def test_predicted_against_measured():
 def test_a_guess_is_set_beside_the_measurement():
     assert (
         Guess("How much?", 50.0).against(100.0)
-        == "You guessed 50 MiB; measured were 100.0 MiB: the guess is 0.50 × that."
+        == "You guessed 50 MiB; measured were 100.0 MiB: the guess is 0.5 × that."
     )
     assert Guess("How much?", 0.0).against(100.0).startswith("No guess was made")
     assert Guess("How much?", 50.0).against(None).endswith("unavailable here.")

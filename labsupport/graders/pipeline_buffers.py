@@ -54,7 +54,8 @@ def tidy(answer, image_mib, batch):
         assert sorted(order) == list(range(_COUNT)), (
             f"an epoch gives {len(order)} images, {len(set(order))} of them different, and there are {_COUNT}."
         )
-        assert len(batches[0]) == batch, f"a batch has {len(batches[0])} images, and not {batch}."
+        size = max(map(len, batches))  # the last, shorter one may stand anywhere where batches are shuffled
+        assert size == batch, f"a batch has {size} images, and not {batch}."
         # Each image of a batch from anywhere: from first to last it spans nearly the whole number.
         spans = sum(max(numbers) - min(numbers) for numbers in batches) / len(batches)
         # A buffer of n lets an image come n - 1 places early at most; one of all lets the last come among the first.
