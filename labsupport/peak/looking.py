@@ -27,7 +27,7 @@ def looked(function, args, limit, enough):
     from labsupport.ground import meter
 
     recording = Recording(tf)
-    with contextlib.suppress(_Enough, Exception), recording, _ending_at(enough, meter.active):
+    with recording, contextlib.suppress(_Enough, Exception), _ending_at(enough, meter.active):
         function(*args)
     return taken_apart(recording, limit)
 

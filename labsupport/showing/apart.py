@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from labsupport.ground.budget import MIB, mib
+from labsupport.ground.budget import MIB, machine_memory, mib, parse_size
 from labsupport.ground.result import ArmResult
 from labsupport.peak.kinds import KINDS
 from labsupport.peak.looking import looked
@@ -25,6 +25,7 @@ _SEEN = 0.001  # of the axis: what is narrower is no colour in the picture
 _ROWS = ("kind", "line", "tensor")
 _LINE = 44  # letters of a line of code that leave room for the tensors beside it
 _MOST = 6  # rows of the table for each arm
+_FOR_RECORDING = 2**30  # bytes beside the tensors; ten seconds of many small operations took 0.43 GiB
 _REACHED = 0.995  # of the measured peak: the rest is the order in which a graph's operations ran
 
 
@@ -50,6 +51,7 @@ def _parts(result):
         args=(result.job.function, result.job.args, limit, _enough(result, limit)),
         label=f"{result.label}, looked at" + " with room enough" * (limit is not None),
         budget=result.job.budget if limit is None else None,
+        outside=f"{min(parse_size(result.job.outside) + _FOR_RECORDING, machine_memory())} B",
     )
     look = running.watched(job, lambda: live.plot_for(quiet=True))
     if not look.ok:
