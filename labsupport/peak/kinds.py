@@ -80,7 +80,9 @@ class Kinds:
         if block.variable is not None:
             return self._of_variable(block.variable)
         span = block.span
-        if block.thread.startswith("tf_data") or (span is not None and span.within(*_PIPELINE)):
+        if block.thread.startswith("tf_data") or operation(block).startswith(_PIPELINE):
+            return INPUT
+        if span is not None and span.within(*_PIPELINE):
             return INPUT
         if in_graph(block):
             return self._in_graph(block)

@@ -20,6 +20,8 @@ _AUTOGRAPH = "__autograph_generated"
 _POLL_SECONDS = 0.02  # between two looks at where variables lie; each costs microseconds a variable
 _MOST_POLLS = 500  # each is a mark and a dictionary; what is made later is seen when it is made
 
+_NOWHERE = ("", 0)  # the line of a thread that runs nothing of the script
+
 _belongs = cache(is_own)
 
 
@@ -123,6 +125,7 @@ class Recording:
     def _mark_calls(self):
         import keras
         from tensorflow.python.framework import func_graph
+        from tensorflow.python.ops import script_ops
         from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
         optimizer = keras.optimizers.Optimizer
@@ -138,6 +141,7 @@ class Recording:
         self._replace(BaseResourceVariable, "__init__", self._initialised)
         self._replace(func_graph.FuncGraph, "_create_op_internal", self._operation_made)
         self._replace(func_graph, "func_graph_from_py_func", self._graph_made)
+        self._replace(script_ops.FuncRegistry, "__call__", self._called_by_graph)
 
     def _replace(self, owner, name, around):
         """Let around(original, self, …) be called in place of a method, until the end."""
@@ -160,6 +164,17 @@ class Recording:
                 return original(layer, *args, **named)
         finally:
             around.pop()
+
+    def _called_by_graph(self, original, *args):
+        """A graph or pipeline calls a function of the script (py_function, generators), in a thread that Python did not start."""
+        before = sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            return original(*args)
+        finally:
+            sys.settrace(before)
+            if before is None:
+                self._mark(f"line {self._number(_NOWHERE)}")
 
     def _way_back(self, original, tape, target, sources, *args, **named):
         for source in self._tf.nest.flatten(sources):

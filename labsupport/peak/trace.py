@@ -113,7 +113,7 @@ def _stats(plane, event):
 
 def blocks(found, polls=()):
     """[Block] of the allocator that handed out most, in the order of their begin. polls: those of a Recording."""
-    lines = sorted((time, number) for t in found for time, kind, number in t.lines if kind == "line")
+    lines = _first_lines(found)  # of the main thread, for threads that run nothing of the script
     events = []
     for thread in found:
         own = sorted((time, number) for time, kind, number in thread.lines if kind == "line")
@@ -158,6 +158,12 @@ def blocks(found, polls=()):
     for _, number in marks:
         _see(alive, polls, number)
     return made
+
+
+def _first_lines(found):
+    """[(time, number)] of marks of lines in the thread that marked the first."""
+    each = [sorted((time, number) for time, kind, number in thread.lines if kind == "line") for thread in found]
+    return min(filter(None, each), default=[])
 
 
 def _busiest(events):
