@@ -7,8 +7,9 @@ import pytest
 from labsupport.ground.budget import MIB
 from labsupport.peak.kinds import Kinds, operation
 from labsupport.peak.looking import taken_apart
+from labsupport.peak.over_time import curve, growth, moments
 from labsupport.peak.recording import Seen
-from labsupport.peak.trace import Span, Thread, blocks
+from labsupport.peak.trace import Block, Span, Thread, blocks
 from labsupport.showing.apart import take_apart
 from labsupport.showing.running import run
 
@@ -31,7 +32,8 @@ def thread(name, *memory, spans=(), lines=()):
 
 
 def recorded(polls=(), learnt=(), optimizers=()):
-    return SimpleNamespace(polls=list(polls), learnt=set(learnt), optimizers=set(optimizers), graph={}, lines=[])
+    seen = {"polls": list(polls), "learnt": set(learnt), "optimizers": set(optimizers), "cut": set(), "failed": False}
+    return SimpleNamespace(graph={}, lines=[], phases=[], **seen)
 
 
 def kinds(*found, **seen):
@@ -67,7 +69,7 @@ def test_of_two_allocators_the_busier_one_counts():
 
 
 def test_an_eager_step_is_told_by_what_was_open_and_what_outlived_it():
-    eager, tape, back = Span("EagerLocalExecute: X", 0, 99), Span("tape", 10, 30), Span("backward", 40, 60)
+    eager, tape, back = Span("EagerLocalExecute: X", 0, 99), Span("tape", 10, 30), Span("backward 0", 40, 60)
     memory = (
         event(5, True, 1, 1, 1, "RandomUniform"),  # outlives its line: the script holds it
         event(11, True, 2, 1, 1, "Relu"),  # alive when the way back begins
@@ -82,6 +84,42 @@ def test_an_eager_step_is_told_by_what_was_open_and_what_outlived_it():
     lines = [(4, 1), (6, 2), (10, 3), (20, 4), (39, 5), (61, 6)]
     found = thread("python", *memory, spans=[eager, tape, back], lines=lines)
     assert kinds(found) == ["held by the script", "activations", "working memory", "working memory", "gradients"]
+
+
+def test_what_is_alive_where_a_script_was_cut_short_has_outlived_its_line():
+    memory = (
+        event(5, True, 1, 1, 1, "Add"),
+        event(6, True, 2, 1, 1, "Add"),
+        event(7, False, 2, 1, 1),
+        event(9, True, 3, 1, 1),
+    )
+    found = thread("python", *memory, spans=[Span("EagerLocalExecute: Add", 0, 99)], lines=[(4, 1)])
+    made = blocks([found], ended=False)
+    tell = Kinds([found], made, recorded())
+    assert [tell.of(block) for block in made] == ["held by the script", "working memory", "held by the script"]
+
+
+def test_what_a_graph_returns_is_held_and_under_a_tape_kept_for_the_way_back():
+    tape, run = Span("tape", 0, 50), Span("ExecutorState::Process", 0, 99)
+    calls = [Span("EagerLocalExecute: __forward_f", 10, 20, tape), Span("EagerLocalExecute: __inference_g", 60, 70)]
+    memory = (
+        event(12, True, 1, 1, 1, "net/Relu"),
+        event(62, True, 2, 1, 1, "net/Relu"),
+        event(63, True, 3, 1, 1, "net/Add"),
+    )
+    worker = thread("tf_Compute", *memory, event(65, False, 3, 1, 1), spans=[run])
+    python = thread("python", spans=[tape, *calls, Span("backward 0", 52, 55)], lines=[(1, 1)])
+    assert kinds(python, worker) == ["activations", "held by the script", "working memory"]
+
+
+def test_a_graph_that_died_on_its_way_forward_had_kept_what_it_held():
+    memory = event(1, True, 1, 1, 1, "net/Relu"), event(2, True, 2, 1, 2, "net/Relu")
+    found = thread("tf_Compute", *memory, spans=[Span("ExecutorState::Process", 0, 99)])
+    seen = recorded()
+    seen.failed, seen.graph = True, {"gradient_tape/net/ReluGrad": (1, "")}
+    made = blocks([found])
+    tell = Kinds([found], made, seen)
+    assert [tell.of(block) for block in made] == ["activations", "activations"]
 
 
 def test_a_graph_is_told_by_names():
@@ -129,7 +167,51 @@ def test_pipelines_are_input_and_names_lose_what_the_runtime_puts_around_them():
 
 def test_a_trace_without_allocations_has_no_parts(monkeypatch):
     monkeypatch.setattr("labsupport.peak.looking.threads", lambda space: [Thread("python")])
-    assert taken_apart(SimpleNamespace(space=b"", polls=[]), None) == {"peak": [], "asked": None, "level": 0}
+    seen = taken_apart(SimpleNamespace(space=b"", polls=[]), None, True)
+    assert (seen["peak"], seen["level"], seen["curve"], seen["end"]) == ([], 0, [], [])
+
+
+# --- over time
+
+
+def held(*stretches):
+    """[(Block, kind)] from (start, end, size); the kind of all is "held"."""
+    made = [Block(start, size, 0, "", "", "", "", True, None, None, 0, end) for start, end, size in stretches]
+    return [(block, "held") for block in sorted(made, key=lambda block: block.start)]
+
+
+def test_a_curve_keeps_its_highest_moment_however_short():
+    points = curve(held((0, 10**6, 100), (500_000, 500_001, 900)), 0, 10**6)
+    assert len(points) <= 241 and max(sizes.get("held", 0) for _, sizes in points) == 1000
+
+
+MOMENTS = list(range(100, 1100, 100))  # ten steps
+GROWS = {
+    "a leak": ([(at - 50, 10**9, 8192) for at in MOMENTS], 8192),
+    "made in the first step, kept": ([(50, 10**9, 8192)], None),
+    "made in the first two steps, kept": ([(50, 10**9, 8192), (150, 10**9, 8192)], None),
+    "comes and goes in each step": ([(at - 50, at - 10, 8192) for at in MOMENTS], None),
+    "made new in each step, the old one goes": ([(at - 50, at + 90, 8192) for at in MOMENTS], None),
+    "a buffer that fills up half-way": ([(at - 50, 10**9, 8192) for at in MOMENTS[:5]], None),
+    "numbers kept, each of the smallest size": ([(at - 50, 10**9, 256) for at in MOMENTS], None),
+    "a leak every other step": ([(at - 50, 10**9, 8192) for at in MOMENTS[::2]], 4096),
+}
+
+
+@pytest.mark.parametrize("case", GROWS)
+def test_growth_is_what_stays_in_every_part_of_the_time(case):
+    stretches, each = GROWS[case]
+    found = growth(held(*stretches), MOMENTS, lambda block, kind: kind)
+    assert found == ({} if each is None else {"held": pytest.approx(each, rel=0.15)})
+
+
+def test_moments_are_the_phases_of_the_script_before_all_else():
+    spans = [Span("update", at, at + 1) for at in range(5)] + [Span("backward 0", 7, 8)]
+    marked = thread("python", spans=spans)
+    marked.lines += [(at, "phase", at % 2) for at in range(10, 18)]
+    assert moments([marked], ["epoch", "step"] * 4, 100) == ("epoch", [10, 12, 14, 16])
+    assert moments([thread("python", spans=spans)], [], 100) == ("update", [1, 2, 3, 4, 5])
+    assert moments([thread("python", spans=spans)], [], 3) == ("", [])  # too few until then
 
 
 # --- arms whose tensors are known: 1,024 × 1,024 numbers of 4 bytes are 4 MiB

@@ -72,9 +72,16 @@ class Kinds:
         self._learnt = recording.learnt
         seen = [variable for poll in recording.polls for variable in poll.values()]
         self._shapes = {str(list(one.shape)).replace(" ", "") for one in seen if one.shape and one.trainable}
-        self._ways_back = sorted(span.start for thread in found for span in thread.spans if span.name == "backward")
+        spans = [span for thread in found for span in thread.spans]
+        self._ways_back = sorted(span.start for span in spans if span.name.startswith("backward "))
+        self._cut = recording.cut
+        self._calls = sorted((span for span in spans if span.is_call), key=lambda span: span.start)
+        self._begins = [span.start for span in self._calls]
         graph = [block for block in made if in_graph(block) and _BACKWARD.search(operation(block))]
         self._graph_back = sorted(block.start for block in graph)
+        # A graph that learns, and died before its way back: what it held then, it had kept for that.
+        died = recording.failed and any(map(_BACKWARD.search, recording.graph))
+        self._died_at = max(made, key=lambda block: block.level).start if died and made else None
 
     def of(self, block: Block):
         if block.variable is not None:
@@ -88,8 +95,10 @@ class Kinds:
             return self._in_graph(block)
         if span is None:
             return UNKNOWN
-        if back := span.within("backward"):
-            return WORKING if block.end <= back.end else GRADIENTS
+        if back := span.within("backward "):
+            # Where an error ended it, what was on its way is alive, too.
+            passing = back.name in self._cut and block.shape not in self._shapes
+            return WORKING if block.end <= back.end or passing else GRADIENTS
         if span.within("update") or block.end <= block.line_end:
             return WORKING
         if operation(block) in _FROM_ARRAYS:
@@ -118,5 +127,15 @@ class Kinds:
             return WORKING
         if _BACKWARD.search(name):
             return GRADIENTS if block.shape in self._shapes else WORKING
+        if (call := self._call(block)) is not None and block.end > call.end:  # returned, or assigned
+            return ACTIVATIONS if call.within("tape") and self._outlives_forward(block) else HELD
         later = bisect(self._graph_back, block.start)
-        return ACTIVATIONS if later < len(self._graph_back) and block.end > self._graph_back[later] else WORKING
+        if later < len(self._graph_back):
+            return ACTIVATIONS if block.end > self._graph_back[later] else WORKING
+        at_death = self._died_at is not None and block.start <= self._died_at < block.end
+        return ACTIVATIONS if at_death else WORKING
+
+    def _call(self, block):
+        """Python's call of the graph that asked for a block, or None."""
+        place = bisect(self._begins, block.start) - 1
+        return self._calls[place] if place >= 0 and block.start <= self._calls[place].end else None

@@ -1,4 +1,4 @@
-"""In an arm: run a function while its allocations are recorded, and tell who held memory at its worst moment."""
+"""In an arm: run a function while its allocations are recorded, and tell who held memory: at its worst moment, over time, at its end."""
 
 import contextlib
 import signal
@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 
 from labsupport.peak.kinds import Kinds, forward_name, in_graph, operation
+from labsupport.peak.over_time import curve, growth, moments
 from labsupport.peak.recording import Recording
 from labsupport.peak.trace import blocks, threads
 
@@ -26,10 +27,17 @@ def looked(function, args, limit, enough):
 
     from labsupport.ground import meter
 
-    recording = Recording(tf)
-    with recording, contextlib.suppress(_Enough, Exception), _ending_at(enough, meter.active):
-        function(*args)
-    return taken_apart(recording, limit)
+    recording, ended = Recording(tf), False
+    with recording:
+        try:
+            with _ending_at(enough, meter.active):
+                function(*args)
+            ended = True
+        except _Enough:
+            pass
+        except Exception:
+            recording.failed = True
+    return taken_apart(recording, limit, ended)
 
 
 @contextlib.contextmanager
@@ -57,26 +65,45 @@ def _ending_at(level, gauge):
         over.set()
 
 
-def taken_apart(recording, limit):
-    """Plain data on what a Recording saw at the worst moment."""
+def taken_apart(recording, limit, ended):
+    """Plain data on what a Recording saw. ended: whether the function came to its own end, so that something is left of it."""
     found = threads(recording.space)
-    made = blocks(found, recording.polls)
+    made = blocks(found, recording.polls, ended)
     if not made:
-        return {"peak": [], "asked": None, "level": 0}
-    beyond = next((block for block in made if limit is not None and block.level > limit), None)
-    worst = beyond or max(made, key=lambda block: block.level)
+        return {"peak": [], "asked": None, "level": 0, "curve": [], "end": [] if ended else None, "growth": ["", 0, []]}
     kinds = Kinds(found, made, recording)
+    told = [(block, kinds.of(block)) for block in made]
+    beyond = next((place for place, block in enumerate(made) if limit is not None and block.level > limit), None)
+    worst = made[beyond] if beyond is not None else max(made, key=lambda block: block.level)
+    held = told[:beyond]  # what was asked for is not held
+    end = max((time for thread in found for time, kind, _ in thread.lines if kind == "end"), default=made[-1].start)
+    until = end if ended else worst.start
+    name, times = moments(found, recording.phases, until, recording.lines)
+    grown = growth(held, times, lambda block, kind: (kind, *_place(block, recording)))
+    return {
+        "peak": _rows(held, worst.start, recording),
+        "asked": [told[beyond][1], *_who(worst, recording), worst.size, 1] if beyond is not None else None,
+        "level": worst.level - (worst.size if beyond is not None else 0),
+        "curve": curve(held, made[0].start, until),
+        "end": _rows(told, end, recording) if ended else None,
+        "growth": [name, len(times), [[*key, size] for key, size in grown.items()]],
+    }
+
+
+def _rows(told, time, recording):
+    """[kind, file, line, layer, operation, shape, dtype, bytes, number] of what was alive at a time."""
     rows = defaultdict(lambda: [0, 0])
-    for block in made:
-        if block.start <= worst.start < block.end and block is not beyond:
-            entry = rows[kinds.of(block), *_who(block, recording)]
+    for block, kind in told:
+        if block.start <= time < block.end:
+            entry = rows[kind, *_who(block, recording)]
             entry[0] += block.size
             entry[1] += 1
-    return {
-        "peak": [[*key, *entry] for key, entry in rows.items()],
-        "asked": [kinds.of(beyond), *_who(beyond, recording), beyond.size, 1] if beyond else None,
-        "level": worst.level - (beyond.size if beyond else 0),
-    }
+    return [[*key, *entry] for key, entry in rows.items()]
+
+
+def _place(block, recording):
+    """(file, line) of a block."""
+    return _who(block, recording)[:2]
 
 
 def _who(block, recording):

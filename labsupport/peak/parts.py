@@ -31,13 +31,23 @@ class Row(NamedTuple):
         return times + " ".join(filter(None, [names, self.shape]))
 
 
+class Grown(NamedTuple):
+    """Bytes of a kind that one line of the script leaves behind from moment to moment."""
+
+    kind: str
+    line: Line | None
+    size: float
+
+
 @dataclass(frozen=True)
 class Parts:
-    """Who held the memory of an arm at its worst moment.
+    """Who held the memory of an arm at its worst moment, over time, and at its end.
 
     rows: largest first. asked: the Row that was asked for then, and for which there was no room; None for an arm that
     finished. level: bytes in use by the allocator's own count, without what was asked for. measured: the same in the run
-    that was measured, None where it is unavailable.
+    that was measured, None where it is unavailable. curve: [[seconds, {kind: bytes}]], at most a few hundred. end: the rows
+    that were left; None where the look did not see the end. growth: what grows with every `moment`, of which `moments` were
+    seen; empty if nothing does, or if they were too few.
     """
 
     label: str
@@ -45,6 +55,19 @@ class Parts:
     asked: Row | None
     level: int
     measured: int | None
+    curve: list
+    end: list | None
+    moment: str
+    moments: int
+    growth: list
+
+    @property
+    def over_time(self):
+        """A DataFrame of MiB: a row for each moment of the curve, in seconds of the run that was looked at, a column for each kind."""
+        import pandas as pd
+
+        seconds = pd.Index([second for second, _ in self.curve], name="seconds")
+        return pd.DataFrame([kinds for _, kinds in self.curve], index=seconds).fillna(0.0) / MIB
 
     @property
     def named(self):
@@ -62,9 +85,21 @@ class Parts:
 
 def parts_of(result, seen):
     """The Parts of an ArmResult; seen: what looked() brought back."""
-    rows = sorted((_row(row) for row in seen["peak"]), key=lambda row: -row.size)
+    return parts(result.label, seen, result.in_use)
+
+
+def parts(label, seen, measured):
+    """Parts from plain data. measured: bytes in use at the worst moment of the run that counts, or None."""
     asked = _row(seen["asked"]) if seen["asked"] else None
-    return Parts(result.label, rows, asked, seen["level"], result.in_use)
+    end = None if seen["end"] is None else _sorted(seen["end"])
+    moment, moments, grown = seen["growth"]
+    growth = [Grown(kind, line_of(file, number) if number else None, size) for kind, file, number, size in grown]
+    rows = _sorted(seen["peak"])
+    return Parts(label, rows, asked, seen["level"], measured, seen["curve"], end, moment, moments, growth)
+
+
+def _sorted(rows):
+    return sorted(map(_row, rows), key=lambda row: -row.size)
 
 
 def _row(row):

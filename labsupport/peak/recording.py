@@ -5,6 +5,7 @@ thread by thread and in order. So lines of the script, calls of layers, tapes an
 """
 
 import contextlib
+import itertools
 import sys
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from labsupport.ground import meter
 from labsupport.ground.result import is_own
 
 _AUTOGRAPH = "__autograph_generated"
@@ -45,14 +47,17 @@ class Recording:
 
     space: the serialized XSpace; lines: [(file, line)] by the number of their marks; polls: [{address: Seen}] of variables by
     the number of their marks; graph: {name of a graph's operation: (number of its line or None, its layer)}; optimizers:
-    names of those that updated something; learnt: names of variables that a gradient was asked for.
+    names of those that updated something; learnt: names of variables that a gradient was asked for; cut: names of the ways
+    back that an error ended; phases: names by the number of their marks.
+    failed: whoever runs a function in it notes here whether that ended in an error.
     """
 
     def __init__(self, tf):
         self._tf = tf
         self.space, self.lines, self.polls, self.graph = b"", [], [], {}
-        self.optimizers, self.learnt = set(), set()
+        self.optimizers, self.learnt, self.cut, self.phases, self.failed = set(), set(), set(), [], False
         self._numbers, self._variables, self._making, self._layers = {}, {}, [], threading.local()
+        self._ways_back = itertools.count()
         self._written = {}  # where an operation is created: number of the script's line
         self._polled, self._undo = 0.0, contextlib.ExitStack()
 
@@ -68,6 +73,7 @@ class Recording:
         return self
 
     def __exit__(self, *error):
+        self._mark("end 0")
         sys.settrace(None)
         threading.settrace(None)
         self._tf.profiler.experimental.stop()
@@ -141,6 +147,7 @@ class Recording:
         self._replace(BaseResourceVariable, "__init__", self._initialised)
         self._replace(func_graph.FuncGraph, "_create_op_internal", self._operation_made)
         self._replace(func_graph, "func_graph_from_py_func", self._graph_made)
+        self._replace(meter.Meter, "phase", self._phase)
         self._replace(script_ops.FuncRegistry, "__call__", self._called_by_graph)
 
     def _replace(self, owner, name, around):
@@ -180,8 +187,20 @@ class Recording:
         for source in self._tf.nest.flatten(sources):
             inner = getattr(source, "value", source)  # Keras' own variable has TensorFlow's inside
             self.learnt.add(str(getattr(source if callable(inner) else inner, "name", "")).removesuffix(":0"))
-        with self._span("backward"):
-            return original(tape, target, sources, *args, **named)
+        name = f"backward {next(self._ways_back)}"
+        try:
+            with self._span(name):
+                return original(tape, target, sources, *args, **named)
+        except BaseException:
+            self.cut.add(name)
+            raise
+
+    @contextlib.contextmanager
+    def _phase(self, original, gauge, name):
+        with original(gauge, name):
+            yield
+        self.phases.append(name)
+        self._mark(f"phase {len(self.phases) - 1}")
 
     def _updated(self, original, optimizer, *args, **named):
         self.optimizers.add(optimizer.name)

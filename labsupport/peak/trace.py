@@ -10,7 +10,7 @@ _LIVE_FOREVER = 2**63
 # Of a trace's events those that say something of an allocation: our marks, what runs an operation ("dense/Relu:Relu" is one
 # of a graph), and pipelines.
 _TELLS = re.compile(
-    r"Memory(Allocation|Deallocation)$|(line|poll|layer) |(tape|backward|update|FunctionRun|tf\.constant)$"
+    r"Memory(Allocation|Deallocation)$|(line|poll|layer|backward|phase|end) |(tape|update|FunctionRun|tf\.constant)$"
     r"|EagerLocalExecute|ExecutorState|Iterator|MakeIterator|PrefetchProduce|MapAndBatch|InstantiatedCaptured|[^:]+:\w+$"
 )
 _TYPES = {
@@ -35,6 +35,11 @@ class Span:
     start: int
     end: int
     outer: "Span | None" = None
+
+    @property
+    def is_call(self):
+        """Whether this is Python's call of a graph."""
+        return self.name.startswith("EagerLocalExecute: __")
 
     def within(self, *beginnings):
         """The nearest span, this one or one around it, whose name begins so; None if there is none."""
@@ -70,7 +75,7 @@ class Thread:
     name: str
     spans: list = field(default_factory=list)
     memory: list = field(default_factory=list)  # (time, whether it begins, its stats, nearest span)
-    lines: list = field(default_factory=list)  # (time, "line" or "poll", number)
+    lines: list = field(default_factory=list)  # (time, "line", "poll", "phase" or "end", number)
 
 
 def threads(space):
@@ -90,7 +95,7 @@ def threads(space):
                     outer = outer.outer
                 if name in ("MemoryAllocation", "MemoryDeallocation"):
                     thread.memory.append((start, name == "MemoryAllocation", _stats(plane, event), outer))
-                elif name.startswith(("line ", "poll ")):
+                elif name.startswith(("line ", "poll ", "phase ", "end ")):
                     kind, number = name.split()
                     thread.lines.append((start, kind, int(number)))
                 elif event.duration_ps:
@@ -111,8 +116,12 @@ def _stats(plane, event):
     return found
 
 
-def blocks(found, polls=()):
-    """[Block] of the allocator that handed out most, in the order of their begin. polls: those of a Recording."""
+def blocks(found, polls=(), ended=True):
+    """[Block] of the allocator that handed out most, in the order of their begin. polls: those of a Recording.
+
+    ended: whether the script came to its end; where it was cut short, what was alive at the last allocation has outlived
+    the line that made it as far as anybody can tell.
+    """
     lines = _first_lines(found)  # of the main thread, for threads that run nothing of the script
     events = []
     for thread in found:
@@ -120,6 +129,7 @@ def blocks(found, polls=()):
         events += [(time, begins, stats, span, thread, own or lines) for time, begins, stats, span in thread.memory]
     events.sort(key=lambda event: event[0])
     main = _busiest(events)
+    last = _LIVE_FOREVER if ended else max((time for time, begins, *_ in events if begins), default=0)
     alive, made, cursors = {}, [], {}
     marks = sorted((time, number) for t in found for time, kind, number in t.lines if kind == "poll")
     for time, begins, stats, span, thread, own in events:
@@ -152,7 +162,7 @@ def blocks(found, polls=()):
             python,
             span,
             own[cursor - 1][1] if cursor else None,
-            own[cursor][0] if cursor < len(own) else _LIVE_FOREVER,
+            own[cursor][0] if cursor < len(own) else last,
         )
         made.append(block)
     for _, number in marks:
