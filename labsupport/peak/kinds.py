@@ -75,7 +75,11 @@ class Kinds:
         spans = [span for thread in found for span in thread.spans]
         self._ways_back = sorted(span.start for span in spans if span.name.startswith("backward "))
         self._cut = recording.cut
-        self._calls = sorted((span for span in spans if span.is_call), key=lambda span: span.start)
+        python = [span for thread in found if thread.lines for span in thread.spans if span.is_call]
+        self._calls = sorted(python, key=lambda span: span.start)
+        self._background = len(python) < sum(
+            span.is_call for span in spans
+        )  # DTensor calls its graphs in other threads
         self._begins = [span.start for span in self._calls]
         graph = [block for block in made if in_graph(block) and _BACKWARD.search(operation(block))]
         self._graph_back = sorted(block.start for block in graph)
@@ -127,7 +131,9 @@ class Kinds:
             return WORKING
         if _BACKWARD.search(name):
             return GRADIENTS if block.shape in self._shapes else WORKING
-        if (call := self._call(block)) is not None and block.end > call.end:  # returned, or assigned
+        if (call := self._call(block)) is None and self._background:
+            return UNKNOWN  # where a call ends, and so what it leaves, cannot be seen
+        if call is not None and block.end > call.end:  # returned, or assigned
             return ACTIVATIONS if call.within("tape") and self._outlives_forward(block) else HELD
         later = bisect(self._graph_back, block.start)
         if later < len(self._graph_back):

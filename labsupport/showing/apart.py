@@ -1,6 +1,5 @@
-"""The peak taken apart: of each arm, which kinds, lines and tensors held its memory at its worst moment."""
+"""The peak taken apart: which kinds, lines and tensors held an arm's memory at its worst moment, over time, and what grows."""
 
-import textwrap
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -14,18 +13,21 @@ from labsupport.peak.kinds import KINDS
 from labsupport.peak.looking import looked
 from labsupport.peak.parts import parts_of
 from labsupport.showing import live, running
-from labsupport.showing.palette import BUDGET_LINE, COLOURS, FIGURES, OUTLINE
+from labsupport.showing.cards import template
+from labsupport.showing.curve import COLOUR_OF, stacked
+from labsupport.showing.palette import BUDGET_LINE, FIGURES, OUTLINE
 from labsupport.showing.plain import for_matplotlib, plain
 from labsupport.showing.words import bundle
 
-_COLOUR = dict(zip(KINDS, [*COLOURS, "#AA7722", "#BBBBBB"]))
-_LETTERS = 150  # of small print that fit side by side over the whole width of the picture
+_SMALL = 9.5  # points of the small print; a picture of ten inches is shown at nine tenths in a browser of 1,280 pixels
+_LETTERS = 108  # of small print that fit side by side over the whole width of the picture
 _FEWEST = 4  # letters of a name that still say something
 _SEEN = 0.001  # of the axis: what is narrower is no colour in the picture
 _ROWS = ("kind", "line", "tensor")
-_LINE = 44  # letters of a line of code that leave room for the tensors beside it
 _MOST = 6  # rows of the table for each arm
 _FOR_RECORDING = 2**30  # bytes beside the tensors; ten seconds of many small operations took 0.43 GiB
+_WHOLE = 10  # seconds: a run that took less is looked at to its end; recording many small operations doubles its time
+_GROWS = 0.01  # of what is in use at the worst moment, over all that was seen: growth of less is told nowhere
 _REACHED = 0.995  # of the measured peak: the rest is the order in which a graph's operations ran
 
 
@@ -67,9 +69,31 @@ def _limit(result):
 
 
 def _enough(result, limit):
-    """Bytes in use at which a look has seen the worst moment; None where only the end tells."""
+    """Bytes in use at which a look has seen the worst moment, and ends; None for one that goes on to the function's end."""
     peak = result.figures["peak"]
-    return limit if limit is not None else _REACHED * peak if result.ok and peak else None
+    if limit is not None or not result.ok or not peak:
+        return limit
+    return None if result.seconds < _WHOLE else _REACHED * peak
+
+
+# The code and the tensor may break anywhere: a table wider than its cell would hide what counts most in it.
+_TABLES = template(
+    """\
+{% for arm, moment, after, rows in tables %}
+<table style="width:100%;border-collapse:collapse;table-layout:auto;margin:6px 0"><caption style="text-align:left">
+<b>{{ arm.label }}</b>, largest holders {{ moment }}</caption>
+<thead><tr>{% for name in ("MiB", "share", "what", "line", "tensor") %}
+<th scope="col" style="text-align:{{ "right" if loop.index < 3 else "left" }}">{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in rows %}<tr style="vertical-align:top"><td style="text-align:right">{{ "{:,.1f}".format(row["MiB"]) }}</td>
+<td style="text-align:right">{{ "{:.0%}".format(row["share"]) }}</td><td style="text-align:left">{{ row["what"] }}</td>
+<td style="text-align:left;overflow-wrap:anywhere;min-width:12em"><code>{{ row["line"] }}</code></td>
+<td style="text-align:left;overflow-wrap:anywhere;min-width:12em">{{ row["tensor"] }}</td></tr>
+{% endfor %}</tbody></table>
+{% for words in after %}<div>{{ words }}</div>{% endfor %}
+{% endfor %}
+<small>Measured in a second run of the same function. Sizes are the allocator's chunks, which can be larger than their
+tensors; shares are of the arm's memory in use at that moment.</small>"""
+)
 
 
 @dataclass
@@ -82,20 +106,20 @@ class Apart:
     @property
     def frame(self):
         """A row for each kind, line, operation and shape, largest first; MiB and shares of the arm's memory in use."""
-        return pd.DataFrame(
-            [
-                {
-                    "arm": arm.label,
-                    "MiB": row.size / MIB,
-                    "share": row.size / arm.level,
-                    "what": row.kind,
-                    "line": f"{row.line.number}: {row.line.source}" if row.line else "",
-                    "tensor": row.tensor,
-                }
-                for arm in self.arms
-                for row in arm.rows
-            ]
-        )
+        return pd.DataFrame([{"arm": arm.label, **row} for arm in self.arms for row in self._rows(arm)])
+
+    @staticmethod
+    def _rows(arm):
+        return [
+            {
+                "MiB": row.size / MIB,
+                "share": row.size / arm.level,
+                "what": row.kind,
+                "line": f"{row.line.number}: {row.line.source}" if row.line else "",
+                "tensor": row.tensor,
+            }
+            for row in arm.rows
+        ]
 
     @property
     def text(self):
@@ -106,11 +130,8 @@ class Apart:
 
         data, metadata = bundle(figure(self), "The peak taken apart\n" + self.text)
         display(data, metadata=metadata, raw=True)
-        table = self.frame.groupby("arm", sort=False).head(_MOST)
-        shown = table.assign(MiB=table["MiB"].map("{:,.1f}".format), share=table["share"].map("{:.0%}".format))
-        shown = shown.assign(line=shown["line"].map(lambda line: textwrap.shorten(line, _LINE, placeholder=" …")))
-        note = "<small>Sizes are the allocator's chunks, which can be larger than their tensors.</small>"
-        display(HTML(plain(shown.to_html(border=0, index=False)) + note))  # pandas escapes markup
+        tables = [(arm, _moment(arm), [*_after(arm)], self._rows(arm)[:_MOST]) for arm in self.arms]
+        display(HTML(_TABLES.render(tables=tables)))
 
     def __str__(self):
         return self.text
@@ -127,26 +148,47 @@ def _lines(arm):
     for row in arm.rows[:_MOST]:
         line = f"line {row.line.number}, {row.line.source}" if row.line else "no line"
         yield f"  {mib(row.size)}: {row.kind}; {line}; {row.tensor}"
+    yield from (f"  {words}" for words in _after(arm))
+
+
+def _after(arm):
+    """Sentences on what grew, and on what was left at the end."""
+    least = _GROWS * arm.level / max(arm.moments - 1, 1)
+    for grown in arm.growth:
+        if grown.size >= least:
+            line = f" at line {grown.line.number}: {grown.line.source}" if grown.line else ""
+            yield f"Grows by {mib(grown.size)} with every {arm.moment} ({grown.kind}){line}"
+    if arm.end is None:
+        yield "Looked at up to its worst moment, not to its end."
+    else:
+        sums = {}
+        for row in arm.end:
+            sums[row.kind] = sums.get(row.kind, 0) + row.size / MIB
+        kinds = ", ".join(f"{kind} {size:,.1f}" for kind, size in sums.items() if size >= 0.05)
+        yield f"At its end {sum(sums.values()):,.1f} MiB were left" + (f": {kinds}" if kinds else "") + "."
 
 
 def figure(apart):
-    """A bar for each arm, cut by kind, below that each kind by line, below that each line by operation and shape."""
+    """For each arm its curve over time, and below it a bar of its worst moment: cut by kind, each kind by line, each line by tensor."""
     ends = [arm.level + (arm.asked.size if arm.asked else 0) for arm in apart.arms]
     width = max([*ends, *apart.budgets]) / MIB * 1.02
     with rc_context(FIGURES):
-        drawn = Figure(figsize=(10, 1.6 * len(apart.arms) + 0.9))
-        for axes, arm in zip(drawn.subplots(len(apart.arms), sharex=True, squeeze=False)[:, 0], apart.arms):
+        drawn = Figure(figsize=(10, 3.7 * len(apart.arms) + 0.5))
+        rows = drawn.subplots(2 * len(apart.arms), height_ratios=[1, 1.25] * len(apart.arms), squeeze=False)[:, 0]
+        for over_time, axes, arm in zip(rows[::2], rows[1::2], apart.arms):
+            stacked(over_time, arm, apart.budgets, width)
+            over_time.set_title(f"{for_matplotlib(arm.label)}: {arm.level / MIB:,.1f} MiB in use {_moment(arm)}")
             _bars(axes, arm, width)
             for budget in set(apart.budgets):
                 axes.axvline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))
             axes.set(xlim=(0, width), yticks=range(len(_ROWS)), yticklabels=_ROWS, ylim=(len(_ROWS) - 0.5, -0.5))
-            axes.set_title(f"{for_matplotlib(arm.label)}: {arm.level / MIB:,.1f} MiB in use {_moment(arm)}")
+            axes.set_xlabel(f"MiB {_moment(arm)}" + ", dashed = budget" * bool(apart.budgets), fontsize=9, labelpad=1)
+            axes.tick_params(labelsize=9)
             axes.grid(False)
-        axes.set_xlabel("MiB" + ", dashed = budget" * bool(apart.budgets))
         seen = [arm.by("kind") for arm in apart.arms]
         there = [kind for kind in KINDS if max(sums.get(kind, 0) for sums in seen) > _SEEN * width]
-        patches = [Patch(color=_COLOUR[kind], alpha=0.4, label=kind) for kind in there]
-        drawn.legend(handles=patches, loc="outside upper center", ncols=len(there))
+        patches = [Patch(color=COLOUR_OF[kind], label=kind) for kind in there]
+        drawn.legend(handles=patches, loc="outside upper center", ncols=min(len(there), 7), fontsize=_SMALL)
     return drawn
 
 
@@ -159,13 +201,13 @@ def _bars(axes, arm, width):
     left = [0.0] * len(_ROWS)
     for kind in kinds:
         size = sum(row.size for rows in lines[kind].values() for row in rows) / MIB
-        left[0] = _bar(axes, 0, left[0], size, f"{kind} {size:,.1f}", _COLOUR[kind], width)
+        left[0] = _bar(axes, 0, left[0], size, f"{kind} {size:,.1f}", COLOUR_OF[kind], width)
         for line, rows in sorted(lines[kind].items(), key=lambda item: -sum(row.size for row in item[1])):
             size = sum(row.size for row in rows) / MIB
             words = f"{line.number}: {line.source}" if line else "no line"
-            left[1] = _bar(axes, 1, left[1], size, words, _COLOUR[kind], width)
+            left[1] = _bar(axes, 1, left[1], size, words, COLOUR_OF[kind], width)
             for row in rows:
-                left[2] = _bar(axes, 2, left[2], row.size / MIB, row.tensor, _COLOUR[kind], width)
+                left[2] = _bar(axes, 2, left[2], row.size / MIB, row.tensor, COLOUR_OF[kind], width)
     if arm.asked is not None:
         size, name = arm.asked.size / MIB, arm.asked.tensor
         axes.barh(0, size, 0.9, left=left[0], fill=False, edgecolor=OUTLINE, ls=":", lw=1.5)
@@ -174,7 +216,7 @@ def _bars(axes, arm, width):
 
 def _bar(axes, row, left, size, words, colour, width):
     """Draw one piece; returns where the next one begins."""
-    axes.barh(row, size, 0.9, left=left, color=colour, alpha=0.4, edgecolor="white", lw=0.8)
+    axes.barh(row, size, 0.9, left=left, color=colour, edgecolor="white", lw=0.8)
     _words(axes, row, left, size, words, width)
     return left + size
 
@@ -183,4 +225,4 @@ def _words(axes, row, left, size, words, width):
     letters = int(size / width * _LETTERS)
     if letters >= _FEWEST:
         words = words if len(words) <= letters else words[: letters - 1] + "…"
-        axes.text(left + size / 2, row, for_matplotlib(words), ha="center", va="center", fontsize=7.5)
+        axes.text(left + size / 2, row, for_matplotlib(words), ha="center", va="center", fontsize=_SMALL)

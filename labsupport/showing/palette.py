@@ -10,6 +10,9 @@ from cycler import cycler
 
 COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 LINES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1))]
+# Of the kinds of memory, in the order of peak/kinds.py, "unknown" grey: they lie side by side, so all of them stay apart, and
+# black words are legible on each (7 : 1 nearly everywhere, 5.5 at least). Found by search, see tests/test_peak_shown.py.
+PARTS = ["#EE4433", "#55DDFF", "#778877", "#77BB88", "#EECC33", "#BBFFAA", "#AA66FF", "#CC88BB", "#CCCCCC"]
 BUDGET_LINE = "#7F0000"
 PHASES = "#56B4E9"  # the shade behind a named part of an arm
 PROCESS = "#666666"  # the resident set, beside the tensors

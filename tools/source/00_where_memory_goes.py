@@ -186,6 +186,15 @@ lab.expect_finished(unbounded)
 # %%
 lab.compare(unbounded, failure, fix)
 
+# %% [markdown]
+# Who held it, at the worst moment? Both run once more while TensorFlow records every allocation, and each bar is cut
+# by kind, then by the line of the code, then by what was made. At once, the outputs of two layers are most of it,
+# before any gradient is there. In pieces, most is what does not depend on the batch: weights, slots, sums and
+# gradients.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 at_once, in_pieces = unbounded.value[0], fix.value[0]
 print(f"norm of the first step's gradient: at once {at_once:.5f}, in pieces {in_pieces:.5f}")

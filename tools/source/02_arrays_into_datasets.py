@@ -164,6 +164,14 @@ lab.expect_finished(from_file)
 # %%
 lab.compare(slices, failure, fix, from_file, story="process")
 
+# %% [markdown]
+# Who held the tensors among it? Both run once more while TensorFlow records every allocation. The array is there
+# twice as a tensor: as the constant that `from_tensor_slices` made, and once more in the iterator of an epoch.
+# NumPy's own array is in neither bar: TensorFlow's allocator did not hand it out.
+
+# %%
+lab.take_apart(slices, fix)
+
 # %%
 lab.predicted_vs_measured(
     process_with_from_tensor_slices=(predicted_process, slices.process_peak_mib),

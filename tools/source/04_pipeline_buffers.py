@@ -251,6 +251,14 @@ lab.expect_finished(unbounded)
 # %%
 lab.compare(unbounded, failure, fix)
 
+# %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The number before a tensor says how many
+# of them are alive: all images that the buffer had taken up, or a batch's worth and the few batches that are on their
+# way.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 lab.predicted_vs_measured(
     decode_then_shuffle=(predicted_failure, unbounded.peak_mib),

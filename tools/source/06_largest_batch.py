@@ -153,6 +153,13 @@ assert built.peak_mib > step_peaks[0] + weights
 # %%
 lab.compare(unbounded, failure, fix)
 
+# %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The two differ by the rows of a batch, so
+# what the layers keep for the way back is smaller in the second; weights and slots are not.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 half_more = lab.measure(train, int(1.5 * FIRST), 2, label="half as many rows again")
 lab.predicted_vs_measured(half_as_many_rows_again=(predicted, half_more.peak_mib))

@@ -261,6 +261,13 @@ unbounded = lab.measure(ordinary, BATCH, label="whole batch, no tight budget", e
 lab.compare(unbounded, failure, as_published, right, keras_own)
 
 # %% [markdown]
+# Who held it? Two of them run once more while TensorFlow records every allocation. The whole batch dies of the
+# outputs of its layers; with small batches the sums, *other variables*, come on top of weights and gradients.
+
+# %%
+lab.take_apart(failure, right)
+
+# %% [markdown]
 # Do those that fit make the same first update? The distance from the whole batch's gradient, as a part of its length:
 
 # %%

@@ -161,6 +161,13 @@ side_by_side = lab.compare(failure, published, works)
 side_by_side
 
 # %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The numbers before the tensors count the
+# turns of the loop: each left a product and a sum behind, kept for the way back.
+
+# %%
+lab.take_apart(failure, works)
+
+# %% [markdown]
 # A death says only "more than the budget". One more run, without a tight budget, takes every way through four
 # settings: forward pass or training, eager or as a *graph*, the list of operations that `tf.function` notes down in
 # one *trace* of the Python code and runs from then on. Two ways are new, and show something only in a graph: a loop

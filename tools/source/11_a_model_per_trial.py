@@ -162,6 +162,13 @@ own_process = lab.measure(model_per_trial, RATES[:1], **own)
 side_by_side = lab.compare(unbounded, failure, fix, own_process)
 side_by_side
 
+# %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The numbers before the tensors count the
+# models: each has left its kernels, and its optimizer's slots for them.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 print(my_guess.against(unbounded.end_mib))
 print("Losses, a new model each time:", *(f"{loss:.4f}" for loss in unbounded.value))

@@ -195,6 +195,13 @@ lab.expect_finished(halved)
 lab.compare(advice, fix, halved)
 
 # %% [markdown]
+# Who held it? Two of them run once more while TensorFlow records every allocation. Where the advice dies there are
+# weights and Adam's slots and not one activation: there is nothing that half precision could halve.
+
+# %%
+lab.take_apart(advice, fix)
+
+# %% [markdown]
 # Did they learn? Beside them the rest, and half precision for everything as it comes, after one pass over the images each:
 
 # %%

@@ -165,6 +165,13 @@ arms = {name: lab.measure(train, how, BATCH, 2, label=name) for name, how in cha
 # %%
 lab.compare(advice, fix)
 
+# %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The first layers' outputs, on large
+# images, are most of it; the kernel of the wide layer, with most of the weights, is a small piece.
+
+# %%
+lab.take_apart(advice, fix)
+
 # %%
 print(my_guess.against(arms["published"].peak_mib))
 models = {name: cnn(**change) for name, change in changes.items()}

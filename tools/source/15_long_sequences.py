@@ -214,6 +214,13 @@ assert largest["buckets"] > 0.9 * largest["padded"], "buckets alone should not c
 assert largest["token budget"] < 0.5 * largest["buckets"], "a token budget should cut the peak"
 
 # %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The scores of attention, length × length
+# for each head and sentence, come several times: as products, as softmax, and as their gradients.
+
+# %%
+lab.take_apart(failure, fix)
+
+# %% [markdown]
 # What must fit is the largest batch. A run that got through its most expensive batch once will get through the epoch:
 # feed that batch *first*.
 #

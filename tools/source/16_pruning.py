@@ -247,6 +247,13 @@ whole = {
 }
 lab.compare(*whole.values(), under_advice, fix)
 
+# %% [markdown]
+# Who held it? Two of them run once more while TensorFlow records every allocation. A kernel of zeros is as large as
+# any other of its shape; a smaller one is smaller.
+
+# %%
+lab.take_apart(whole["pruned"], fix)
+
 # %%
 in_memory = {name: result.value["at rest"] for name, result in whole.items()}
 in_memory["units removed"] = fix.value["at rest"]

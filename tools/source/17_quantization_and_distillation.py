@@ -222,6 +222,12 @@ control = lab.measure(alone, data, budget=BUDGET, label="student alone", **PLAIN
 # %%
 lab.compare(unbounded, failure, fix, control)
 
+# %% [markdown]
+# Who held it? The arm that died runs once more while TensorFlow records every allocation.
+
+# %%
+lab.take_apart(failure)
+
 # %%
 print(my_guess.against(unbounded.peak_mib))
 losses = unbounded.value["losses"]

@@ -157,6 +157,13 @@ control = lab.measure(encode_and_forget, LENGTHS, budget=BUDGET, label="shortest
 # %%
 lab.compare(unbounded, failure, fix, control)
 
+# %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation. The first holds less than the second, and
+# died: in it the pieces lay so that no hole was large enough.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 number = round(wanted / UNIT)  # the batch that had no room
 lab.predicted_vs_measured(

@@ -226,6 +226,12 @@ lab.expect_finished(fix)
 # %%
 lab.compare(single, failure, mirrored, fix)
 
+# %% [markdown]
+# Who held it? Both run once more while TensorFlow records every allocation, on both devices.
+
+# %%
+lab.take_apart(failure, fix)
+
 # %%
 lab.predicted_vs_measured(
     one_device=(state, single.value["held"]),

@@ -4,8 +4,8 @@
 # **Symptom:** *"OOM in MatMul"* — but that MatMul is tiny. Which operation is the culprit? *"Use the TensorFlow profiler"*,
 # says published advice, and stop there.
 #
-# **Afterwards you can** record a trace of a few steps, read from it which operations hold memory at the peak, open the same
-# trace in TensorBoard, and say what it cannot show.
+# **Afterwards you can** record a trace of a few steps, read from it which operations hold memory at the peak, have it read by
+# line, layer and kind, open the same trace in XProf, and say what it cannot show.
 #
 # | | |
 # |---|---|
@@ -320,14 +320,18 @@ pd.DataFrame(rows).T.round(1).rename_axis("MiB, recorded from")
 # %% [markdown]
 # The weights are older than a recording that starts late, so it cannot name them: start it before the model is built.
 #
-# **In TensorBoard.** The profile plugin brings many packages of its own, some in versions that the labs cannot use, so it
-# gets an environment of its own. Record into a folder that stays (in place of the temporary one above), then
+# **In XProf**, which was TensorBoard's profile plugin before. It brings many packages, so it gets an environment of its own.
+# Record into a folder that stays (in place of the temporary one above), then
 #
-#     python3 -m venv tb && tb/bin/pip install tensorboard tensorboard-plugin-profile
-#     tb/bin/tensorboard --logdir my_trace_folder
+#     python3 -m venv xp && xp/bin/pip install xprof
+#     xp/bin/xprof --logdir my_trace_folder
 #
-# and open *Profile → memory_profile*. The page draws what the picture above draws, the curve and the holders at its peak, with
-# a script from the web: without internet access it stays empty.
+# and open the address that it prints, tool *memory_profile*. It draws the curve above and lists the operations and shapes at
+# its peak; of lines, layers and kinds it knows nothing, since nobody marked them in that trace. Its charts come with a script
+# from the web: without internet access the page stays empty. And while it runs, a second port of it is open to your network.
+#
+# **To explore it yourself**, `lab.take_apart(failure, fix).save("peak.html")` writes a page that needs no network: zoom in,
+# search for a line, a layer or an operation, and read both arms side by side.
 #
 # **When it flips.** With a small vocabulary the one-hot rows are smaller than what the layers hold, and the culprit is
 # another. Move the slider to the vocabulary at which they overtake.

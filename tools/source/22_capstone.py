@@ -518,6 +518,13 @@ report.frame
 side_by_side = lab.compare(before, failure, *report.runs.values())
 side_by_side
 
+# %% [markdown]
+# Who held it when the script, as it was, ran out? It runs once more while TensorFlow records every allocation. Every
+# line here is one to ask: must all of this be there at once?
+
+# %%
+lab.take_apart(failure)
+
 # %%
 lab.predicted_vs_measured(
     loading_before=(predicted_load, before.phase("load").peak_mib),
