@@ -253,8 +253,8 @@ lab.compare(unbounded, failure, fix)
 
 # %% [markdown]
 # Who held it? Both run once more while TensorFlow records every allocation. The number before a tensor says how many
-# of them are alive: all images that the buffer had taken up, or a batch's worth and the few batches that are on their
-# way.
+# of them are alive: all the images that the buffer had taken up; with the order changed, the few batches that are on
+# their way.
 
 # %%
 lab.take_apart(failure, fix)

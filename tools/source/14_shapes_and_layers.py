@@ -166,8 +166,8 @@ arms = {name: lab.measure(train, how, BATCH, 2, label=name) for name, how in cha
 lab.compare(advice, fix)
 
 # %% [markdown]
-# Who held it? Both run once more while TensorFlow records every allocation. The first layers' outputs, on large
-# images, are most of it; the kernel of the wide layer, with most of the weights, is a small piece.
+# Who held it? Both run once more while TensorFlow records every allocation. Most is what the layers over large images
+# give, and what their way back needs; the weights, all together, are a small piece of either bar.
 
 # %%
 lab.take_apart(advice, fix)

@@ -227,7 +227,9 @@ lab.expect_finished(fix)
 lab.compare(single, failure, mirrored, fix)
 
 # %% [markdown]
-# Who held it? Both run once more while TensorFlow records every allocation, on both devices.
+# Who held it? Both run once more while TensorFlow records every allocation, on both devices. Under MirroredStrategy
+# each kernel and each slot has a replica. DTensor calls its graphs in threads of their own, so that where a step
+# ends, and with it what is kept, cannot be seen: *unknown*.
 
 # %%
 lab.take_apart(failure, fix)
