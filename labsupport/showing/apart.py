@@ -26,7 +26,8 @@ _SEEN = 0.001  # of the axis: what is narrower is no colour in the picture
 _ROWS = ("kind", "line", "tensor")
 _MOST = 6  # rows of the table for each arm
 _FOR_RECORDING = 2**30  # bytes beside the tensors; ten seconds of many small operations took 0.43 GiB
-_WHOLE = 10  # seconds: a run that took less is looked at to its end; recording many small operations doubles its time
+_WHOLE = 3  # seconds: a run that took less is looked at to its end; recording many small operations doubles its time
+_FULL = 0.97  # of the budget: of a pool that is in use so far, what is free lies in splinters, whatever they sum up to
 _GROWS = 0.01  # of what is in use at the worst moment, over all that was seen: growth of less is told nowhere
 _REACHED = 0.995  # of the measured peak: the rest is the order in which a graph's operations ran
 
@@ -65,7 +66,7 @@ def _limit(result):
     """Bytes in use at which an arm found no room; None for one that did not, or had room, but in pieces (fragmentation)."""
     if result.ok or not result.error.cause.of_memory or not result.wanted:
         return None
-    return result.budget if result.in_use + result.wanted > result.budget else None
+    return result.budget if result.in_use + result.wanted > _FULL * result.budget else None
 
 
 def _enough(result, limit):
@@ -158,7 +159,9 @@ def _after(arm):
         if grown.size >= least:
             line = f" at line {grown.line.number}: {grown.line.source}" if grown.line else ""
             yield f"Grows by {mib(grown.size)} with every {arm.moment} ({grown.kind}){line}"
-    if arm.end is None:
+    if arm.window:
+        yield f"Recorded is {arm.window}; what came later is not looked at."
+    elif arm.end is None:
         yield "Looked at up to its worst moment, not to its end."
     else:
         sums = {}
