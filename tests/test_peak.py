@@ -167,7 +167,7 @@ def test_pipelines_are_input_and_names_lose_what_the_runtime_puts_around_them():
 
 def test_a_trace_without_allocations_has_no_parts(monkeypatch):
     monkeypatch.setattr("labsupport.peak.looking.threads", lambda space: [Thread("python")])
-    seen = taken_apart(SimpleNamespace(space=b"", polls=[]), None, True)
+    seen = taken_apart(SimpleNamespace(space=b"", polls=[], window=""), None, True)
     assert (seen["peak"], seen["level"], seen["curve"], seen["end"]) == ([], 0, [], [])
 
 

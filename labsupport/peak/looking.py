@@ -23,11 +23,12 @@ def looked(function, args, limit, enough):
     limit: bytes in use; the worst moment is then the first at which there were more. None: the highest moment of all.
     enough: bytes in use at which the worst moment has come: soon after it the function is ended. None: it runs to its end.
     """
+    import keras  # noqa: F401  a Recording marks the calls of what is loaded
     import tensorflow as tf
 
     from labsupport.ground import meter
 
-    recording, ended = Recording(tf), False
+    recording, ended = Recording(tf, _end_soon), False
     with recording:
         try:
             with _ending_at(enough, meter.active):
@@ -40,9 +41,14 @@ def looked(function, args, limit, enough):
     return taken_apart(recording, limit, ended)
 
 
+def _end_soon():
+    """Let the main thread raise _Enough, where it is within _ending_at()."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+
 @contextlib.contextmanager
 def _ending_at(level, gauge):
-    """Let the main thread raise _Enough soon after `level` bytes were in use."""
+    """Within this _end_soon() ends what runs; it is called when `level` bytes were in use, unless that is None."""
     over = threading.Event()
 
     def enough(*_):
@@ -53,11 +59,11 @@ def _ending_at(level, gauge):
     def watch():
         while not over.wait(_LOOK_SECONDS):
             if (gauge.tensors_peak() or 0) >= level:
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                _end_soon()
                 return
 
+    signal.signal(signal.SIGUSR1, enough)
     if level is not None:
-        signal.signal(signal.SIGUSR1, enough)
         threading.Thread(target=watch, daemon=True).start()
     try:
         yield
@@ -67,10 +73,11 @@ def _ending_at(level, gauge):
 
 def taken_apart(recording, limit, ended):
     """Plain data on what a Recording saw. ended: whether the function came to its own end, so that something is left of it."""
-    found = threads(recording.space)
+    found, ended = threads(recording.space), ended and not recording.window
     made = blocks(found, recording.polls, ended)
     if not made:
-        return {"peak": [], "asked": None, "level": 0, "curve": [], "end": [] if ended else None, "growth": ["", 0, []]}
+        nothing = {"peak": [], "asked": None, "level": 0, "curve": [], "end": [] if ended else None}
+        return nothing | {"growth": ["", 0, []], "before": 0, "window": recording.window}
     kinds = Kinds(found, made, recording)
     told = [(block, kinds.of(block)) for block in made]
     beyond = next((place for place, block in enumerate(made) if limit is not None and block.level > limit), None)
@@ -87,6 +94,8 @@ def taken_apart(recording, limit, ended):
         "curve": curve(held, made[0].start, until),
         "end": _rows(told, end, recording) if ended else None,
         "growth": [name, len(times), [[*key, size] for key, size in grown.items()]],
+        "before": made[0].level - made[0].size,
+        "window": recording.window,
     }
 
 

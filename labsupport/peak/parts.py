@@ -47,7 +47,8 @@ class Parts:
     finished. level: bytes in use by the allocator's own count, without what was asked for. measured: the same in the run
     that was measured, None where it is unavailable. curve: [[seconds, {kind: bytes}]], at most a few hundred. end: the rows
     that were left; None where the look did not see the end. growth: what grows with every `moment`, of which `moments` were
-    seen; empty if nothing does, or if they were too few.
+    seen; empty if nothing does, or if they were too few. before: bytes in use when the recording began, of which the rows know
+    nothing. window: what the recording holds, in words, where it does not hold all that was to be looked at.
     """
 
     label: str
@@ -60,6 +61,8 @@ class Parts:
     moment: str
     moments: int
     growth: list
+    before: int = 0
+    window: str = ""
 
     @property
     def over_time(self):
@@ -95,7 +98,8 @@ def parts(label, seen, measured):
     moment, moments, grown = seen["growth"]
     growth = [Grown(kind, line_of(file, number) if number else None, size) for kind, file, number, size in grown]
     rows = _sorted(seen["peak"])
-    return Parts(label, rows, asked, seen["level"], measured, seen["curve"], end, moment, moments, growth)
+    told = seen["curve"], end, moment, moments, growth, seen["before"], seen["window"]
+    return Parts(label, rows, asked, seen["level"], measured, *told)
 
 
 def _sorted(rows):

@@ -1,4 +1,4 @@
-"""In an arm: the runtime's own trace of every allocation, with marks that say which line, layer and pass it was for.
+"""In a process: the runtime's own trace of every allocation, with marks that say which line, layer and pass it was for.
 
 TensorFlow's profiler records each allocation with its operation, shape and address, and whatever is marked with a TraceMe,
 thread by thread and in order. So lines of the script, calls of layers, tapes and updates go into the same trace as marks.
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from labsupport.ground import meter
 from labsupport.ground.result import is_own
+from labsupport.peak.window import Window
 
 _AUTOGRAPH = "__autograph_generated"
 _POLL_SECONDS = 0.02  # between two looks at where variables lie; each costs microseconds a variable
@@ -25,6 +26,7 @@ _MOST_POLLS = 500  # each is a mark and a dictionary; what is made later is seen
 _NOWHERE = ("", 0)  # the line of a thread that runs nothing of the script
 
 _belongs = cache(is_own)
+_running = []  # the Recording of this process: the profiler has one session
 
 
 @cache
@@ -50,10 +52,18 @@ class Recording:
     names of those that updated something; learnt: names of variables that a gradient was asked for; cut: names of the ways
     back that an error ended; phases: names by the number of their marks.
     failed: whoever runs a function in it notes here whether that ended in an error.
+    window: what was recorded, where that is not all: a recording ends before its context does when its trace grows too
+    large (window.py), and when the script starts the profiler itself. follows: whether lines are marked, which they are
+    not where somebody else has set a trace function, a debugger for instance.
+
+    Raises RuntimeError when another Recording runs, TensorFlow's errors when another session of its profiler does. Restored
+    at the end: methods, trace functions; nothing is left in the temporary folder.
     """
 
-    def __init__(self, tf):
-        self._tf = tf
+    def __init__(self, tf, full=None):
+        """full(): called from another thread when the recording has ended early for its size."""
+        self._tf, self._when_full = tf, full
+        self.window, self.follows, self._lock, self._folder = "", True, threading.Lock(), None
         self.space, self.lines, self.polls, self.graph = b"", [], [], {}
         self.optimizers, self.learnt, self.cut, self.phases, self.failed = set(), set(), set(), [], False
         self._numbers, self._variables, self._making, self._layers = {}, {}, [], threading.local()
@@ -62,23 +72,62 @@ class Recording:
         self._polled, self._undo = 0.0, contextlib.ExitStack()
 
     def __enter__(self):
+        if _running:
+            raise RuntimeError("another recording of this process is running")
         options = self._tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
         )
-        self._folder = self._undo.enter_context(tempfile.TemporaryDirectory())
-        self._tf.profiler.experimental.start(self._folder, options)
-        self._mark_calls()
-        threading.settrace(self._called)
-        sys.settrace(self._called)
+        with contextlib.ExitStack() as undo:  # undone at once where one of these fails
+            folder = undo.enter_context(tempfile.TemporaryDirectory())
+            self._tf.profiler.experimental.start(folder, options)
+            _running.append(self)
+            undo.callback(_running.clear)
+            self._folder = folder
+            undo.callback(self._stop)
+            self._undo = undo
+            self._mark_calls()
+            self._follow()
+            undo.callback(Window(self._full).close)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *error):
         self._mark("end 0")
-        sys.settrace(None)
-        threading.settrace(None)
-        self._tf.profiler.experimental.stop()
-        self.space = next(Path(self._folder).rglob("*.xplane.pb")).read_bytes()
         self._undo.close()
+
+    def _stop(self, window=""):
+        """End the recording; the marks go on until the end of the context and go nowhere."""
+        with self._lock:
+            if self._folder is not None:
+                folder, self._folder, self.window = self._folder, None, window
+                self._tf.profiler.experimental.stop()
+                self.space = next(Path(folder).rglob("*.xplane.pb")).read_bytes()
+
+    def _full(self, window):
+        self._stop(window)
+        if self._when_full is not None:
+            self._when_full()
+
+    def _follow(self):
+        """Mark the lines of the script that run from now on: also of functions that run already, in a `with` block."""
+        self.follows = sys.gettrace() is None
+        if not self.follows:
+            return
+        self._undo.callback(threading.settrace, threading.gettrace())
+        threading.settrace(self._called)
+        frame = _caller(sys._getframe())
+        if frame is not None:
+            self._mark(f"line {self._number((frame.f_code.co_filename, frame.f_lineno))}")
+        while frame is not None:
+            self._undo.callback(setattr, frame, "f_trace", frame.f_trace)
+            frame.f_trace = self._line
+            frame = _caller(frame)
+        sys.settrace(self._called)
+        self._undo.callback(self._let_go)
+
+    def _let_go(self):
+        if sys.gettrace() == self._called:  # a debugger that was started inside stays
+            sys.settrace(None)
 
     # --- marks
 
@@ -95,11 +144,14 @@ class Recording:
 
     def _called(self, frame, event, arg):
         """The trace function of Python: for the script's own code alone it follows the lines."""
-        if not _own(frame.f_code.co_filename):
-            return None
-        return self._line
+        if self._folder is None:
+            self._let_go()
+        return self._line if self._folder is not None and _own(frame.f_code.co_filename) else None
 
     def _line(self, frame, event, arg):
+        if self._folder is None:
+            self._let_go()
+            return None
         if event == "return":  # what follows belongs again to the line that called
             self._poll(least=0 if _caller(frame) is None else _POLL_SECONDS)
             frame = _caller(frame)
@@ -120,7 +172,7 @@ class Recording:
         found = {}
         for reference, maker, line in variables:
             if (variable := reference()) is not None and (address := _address(variable)) is not None:
-                shape = tuple(variable.shape.as_list()) if variable.shape.rank is not None else None
+                shape = None if variable.shape.rank is None else tuple(variable.shape.as_list())
                 found[address] = Seen(variable.name.removesuffix(":0"), maker, variable.trainable, shape, line)
         if found:
             self._mark(f"poll {len(self.polls)}")
@@ -129,26 +181,37 @@ class Recording:
     # --- what is marked beside lines
 
     def _mark_calls(self):
-        import keras
         from tensorflow.python.framework import func_graph
         from tensorflow.python.ops import script_ops
         from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+        from tensorflow.python.profiler import profiler_v2
 
-        optimizer = keras.optimizers.Optimizer
-        self._replace(keras.layers.Layer, "__call__", self._layer_called)
         self._replace(self._tf.GradientTape, "gradient", self._way_back)
         self._replace(self._tf.GradientTape, "jacobian", self._way_back)
-        self._replace(optimizer, "apply", self._updated)
         self._replace(self._tf.GradientTape, "__enter__", self._tape_entered)
         self._replace(self._tf.GradientTape, "__exit__", self._tape_left)
-        for name in ("add_variable", "add_variable_from_reference", "add_optimizer_variables"):
-            self._replace(optimizer, name, self._maker("optimizer"))
-        self._replace(keras.Variable, "__init__", self._maker("Keras"))
         self._replace(BaseResourceVariable, "__init__", self._initialised)
         self._replace(func_graph.FuncGraph, "_create_op_internal", self._operation_made)
         self._replace(func_graph, "func_graph_from_py_func", self._graph_made)
         self._replace(meter.Meter, "phase", self._phase)
         self._replace(script_ops.FuncRegistry, "__call__", self._called_by_graph)
+        for module in (profiler_v2, self._tf.profiler.experimental):
+            self._replace(module, "start", self._give_way)
+        if "keras" in sys.modules:  # not loaded for a script that does without
+            self._mark_keras(sys.modules["keras"])
+
+    def _mark_keras(self, keras):
+        optimizer = keras.optimizers.Optimizer
+        self._replace(keras.layers.Layer, "__call__", self._layer_called)
+        self._replace(optimizer, "apply", self._updated)
+        for name in ("add_variable", "add_variable_from_reference", "add_optimizer_variables"):
+            self._replace(optimizer, name, self._maker("optimizer"))
+        self._replace(keras.Variable, "__init__", self._maker("Keras"))
+
+    def _give_way(self, original, *args, **named):
+        """The script starts the profiler: of two sessions the second would fail."""
+        self._stop("what came before the script's own recording by TensorFlow's profiler")
+        return original(*args, **named)
 
     def _replace(self, owner, name, around):
         """Let around(original, self, …) be called in place of a method, until the end."""
@@ -175,13 +238,14 @@ class Recording:
     def _called_by_graph(self, original, *args):
         """A graph or pipeline calls a function of the script (py_function, generators), in a thread that Python did not start."""
         before = sys.gettrace()
+        if before is not None or not self.follows:
+            return original(*args)
         sys.settrace(self._called)
         try:
             return original(*args)
         finally:
-            sys.settrace(before)
-            if before is None:
-                self._mark(f"line {self._number(_NOWHERE)}")
+            self._let_go()
+            self._mark(f"line {self._number(_NOWHERE)}")
 
     def _way_back(self, original, tape, target, sources, *args, **named):
         for source in self._tf.nest.flatten(sources):
@@ -242,12 +306,13 @@ class Recording:
 
     def _graph_made(self, original, *args, **named):
         """While a graph is made nothing is allocated for lines, and following them would take most of the time."""
-        tracing = sys.gettrace()
+        if sys.gettrace() != self._called:
+            return original(*args, **named)
         sys.settrace(None)
         try:
             return original(*args, **named)
         finally:
-            sys.settrace(tracing)
+            sys.settrace(self._called)
 
     def _operation_made(self, original, *args, **named):
         operation = original(*args, **named)
