@@ -1,6 +1,7 @@
 """The peak taken apart: which kinds, lines and tensors held an arm's memory at its worst moment, over time, and what grows."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 from matplotlib import rc_context
@@ -16,7 +17,8 @@ from labsupport.showing import live, running
 from labsupport.showing.cards import template
 from labsupport.showing.curve import COLOUR_OF, stacked
 from labsupport.showing.palette import BUDGET_LINE, FIGURES, OUTLINE
-from labsupport.showing.plain import for_matplotlib, plain
+from labsupport.showing.peak_page import page
+from labsupport.showing.plain import for_matplotlib, plain, say
 from labsupport.showing.words import bundle
 
 _SMALL = 9.5  # points of the small print; a picture of ten inches is shown at nine tenths in a browser of 1,280 pixels
@@ -126,6 +128,19 @@ class Apart:
     def text(self):
         return plain("\n".join(line for arm in self.arms for line in _lines(arm)))
 
+    def save(self, path):
+        """Write all of it as one HTML page to explore: zoom, search, cut by line or layer, all arms side by side.
+
+        The page needs no network. Returns the path. Raises OSError where it cannot be written, RuntimeError without plotly.
+        """
+        sentences = [[_headline(arm), *_after(arm)] for arm in self.arms]
+        path = Path(path)
+        path.write_text(page(self.arms, self.budgets, sentences), encoding="utf-8")
+        say(
+            f"{path}: a page to explore, open it in a browser ({path.stat().st_size / 1e6:.1f} MB, most of it the library that draws)"
+        )
+        return path
+
     def _ipython_display_(self):
         from IPython.display import HTML, display
 
@@ -142,9 +157,13 @@ def _moment(arm):
     return "when it first wanted more than its budget" if arm.asked else "at the worst moment"
 
 
-def _lines(arm):
+def _headline(arm):
     asked = "" if arm.asked is None else f", and {mib(arm.asked.size)} more asked for by {arm.asked.tensor}"
-    yield f"{arm.label}: {mib(arm.level)} in use {_moment(arm)}{asked}; {arm.named:.1%} of it named"
+    return f"{mib(arm.level)} in use {_moment(arm)}{asked}; {arm.named:.1%} of it named"
+
+
+def _lines(arm):
+    yield f"{arm.label}: {_headline(arm)}"
     yield "  " + ", ".join(f"{kind} {size:,.1f}" for kind, size in arm.by("kind").items() if size >= 0.05)
     for row in arm.rows[:_MOST]:
         line = f"line {row.line.number}, {row.line.source}" if row.line else "no line"
