@@ -1,6 +1,7 @@
 """The checks for other people's tests, run as they run them: by pytest in a repository that has nothing of this one."""
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -129,6 +130,7 @@ def test_the_example_passes_and_each_planted_leak_is_named(tmp_path):
     ]
     assert "tensors peaked at 16.0 MiB, over the budget of 8.0 MiB" in failed["test_wide"]
     assert "kept in test_wide() 2.0 MiB" in failed["test_wide"]
+    assert re.search(r"of that \d+\.0 MiB .*test_planted.py, line \d+: ", failed["test_wide"])
 
 
 def test_a_budget_that_cannot_be_checked_does_not_pass(tmp_path):

@@ -61,6 +61,7 @@ def test_a_cell_is_measured():
     seen = figures(tensors)
     peak, stays = mib(seen["tensors: peak over the level before"]), mib(seen["tensors: more in use after the cell"])
     assert 12 <= peak < 13 and 4 <= stays < 5
+    assert seen["at that peak"] == "unknown: TensorFlow was not loaded when the block began"
     assert seen["held by"].startswith("t 4.0 MiB")
     assert "counts every tensor here" in seen["text"], "the extension was there before TensorFlow"
 
@@ -69,6 +70,8 @@ def test_a_cell_is_measured():
     assert seen["held by"].startswith("Out 4.0 MiB")
 
     assert figures(failed)["held by"].startswith("kept 4.0 MiB")
+    assert re.match(r"4\.0 MiB held by the script \(Cell In\[\d+\], line 1: kept = ", figures(failed)["at that peak"])
+    assert not any("profiler" in o.get("text", "") for o in failed.outputs), "TensorFlow's profiler tells of itself"
     errors = [o for o in failed.outputs if o.output_type == "error"]
     assert "ZeroDivisionError: division by zero" in re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback))
     assert len(errors) == 2 and len(errors[1].traceback) == 1, "the traceback must not be shown twice"

@@ -1,10 +1,10 @@
 """Two checks for the tests of your own repository: a budget for tensors, and no growth from call to call."""
 
+import contextlib
 import functools
 import gc
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from labsupport.doctor.names import by_name, more, own_frames, own_names
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB, BudgetError, machine_memory, mib, parse_size
 from labsupport.lesson.catalogue import see_lab
+from labsupport.peak.here import recorded
+from labsupport.peak.parts import largest
 
 # The first call traces and makes variables and optimizer slots; the second, when it brings another shape, traces once
 # more with that dimension left open; the third is the first that can be like all later ones.
@@ -162,7 +164,7 @@ class Spent:
     peak_mib: float | None = None
 
 
-@contextmanager
+@contextlib.contextmanager
 def memory_budget(budget):
     """`with memory_budget("512 MiB") as spent:` fails if the block's tensors need more than that at any moment.
 
@@ -186,8 +188,10 @@ def memory_budget(budget):
     plugs = _fresh_room(gauge.counter, allowed) if alone and gauge.counter.device == "CPU:0" else []
     before = gauge.tensors_now()
     _open.append(budget)
+    # Within an arm a recording would change what the arm measures.
+    look = contextlib.nullcontext() if gauge is meter.active else recorded(f"memory_budget {budget}")
     try:
-        with gauge.phase(f"memory_budget {budget}"):
+        with look as seen, gauge.phase(f"memory_budget {budget}"):
             yield spent
     finally:
         _open.pop()
@@ -195,11 +199,17 @@ def memory_budget(budget):
         plugs.clear()
     if spent.peak_mib * MIB > allowed:
         raise AssertionError(
-            f"tensors peaked at {spent.peak_mib:,.1f} MiB, over the budget of {mib(allowed)}\n"
+            f"tensors peaked at {spent.peak_mib:,.1f} MiB, over the budget of {mib(allowed)}\n{_at_peak(seen)}"
             f"  in use before the block, not counted: {spent.before_mib:,.1f} MiB{_most(names)}\n"
             f"  still in use after it: {mib(gauge.phases[-1].held - before)} more{_most(_held(sys._getframe(1)))}\n"
             "  to see where: python -m labsupport doctor your_script.py"
         )
+
+
+def _at_peak(seen):
+    """Lines on the largest holders at the peak; none where that was not recorded. seen: of recorded(), or None."""
+    rows = largest(seen.parts) if seen and seen.parts else []
+    return "".join(f"  of that {row}\n" for row in rows)
 
 
 def _most(names):

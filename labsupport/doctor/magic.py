@@ -11,6 +11,8 @@ from labsupport.doctor.alive import MEMORY, alive, allocator, counts_everything,
 from labsupport.doctor.names import by_name, more, own_names
 from labsupport.ground.budget import mib
 from labsupport.ground.meter import Meter
+from labsupport.peak.here import recorded
+from labsupport.peak.parts import largest
 from labsupport.showing.cards import template
 
 # Seconds: people wonder about a cell that takes longer than two, and what moves once a second looks alive.
@@ -57,15 +59,16 @@ def _measured(shell, label, cell):
     tf = running_tensorflow()
     before, names, traces = alive(), _held(shell), _traces()
     gauge = Meter(allocator(tf) if tf else None)  # asking TensorFlow would start it, and fix its devices
-    seconds, error = _run(shell, label, cell, gauge)
+    seconds, process_peak, error, seen = _run(shell, label, cell, gauge)
     tf = running_tensorflow()
     if tf and gauge.counter is None:  # the cell started it, from nothing
         gauge.attach(allocator(tf))
-    tensors_peak, process_peak = gauge.tensors_peak(), gauge.process_peak()
+    tensors_peak = gauge.tensors_peak()
     after = alive()
     stays = {kind: size(after[kind]) - size(before[kind]) for kind in MEMORY}
     rows = [
         *(_tensor_rows(gauge, tensors_peak) if tf else [("tensors", "none, TensorFlow does not run in this kernel")]),
+        *([("at that peak", _at_peak(seen))] if tf else []),
         ("alive after the cell, more than before", ", ".join(f"{kind} {mib(stays[kind])}" for kind in MEMORY)),
         ("held by", _holders(more(names, _held(shell)), sum(stays.values()))),
         ("process: peak over the level before", mib(process_peak)),
@@ -75,6 +78,8 @@ def _measured(shell, label, cell):
     if traced:
         rows.append(("new traces of tf.functions", ", ".join(f"{name} {number}" for name, number in traced)))
     notes = _what_is_counted(gauge.counter) if tf else ""
+    if seen.parts is not None:
+        notes += " Every allocation was recorded meanwhile, which is in the time and in the process's figure."
     if error is not None:
         notes += " The error's traceback keeps what the failed functions held, until the next error."
     _show(label, rows, notes.strip())
@@ -84,19 +89,28 @@ def _measured(shell, label, cell):
 
 
 def _run(shell, label, cell, gauge):
-    """Run the cell, which shows output and errors as usual: (seconds, its exception or None). The gauge starts with it."""
+    """Run the cell, which shows output and errors as usual; the gauge starts with it.
+
+    (seconds, bytes that the process added at most, the cell's exception or None, what was Seen of its allocations).
+    """
     from IPython.core.error import UsageError
 
     progress = _Progress(label, gauge)
     gauge.start()
     try:
-        result = shell.run_cell(cell, store_history=False)
+        with recorded(label) as seen:
+            result = shell.run_cell(cell, store_history=False)
+            seconds, process_peak = time.monotonic() - gauge.zero, gauge.process_peak()
     finally:
-        seconds = time.monotonic() - gauge.zero
         progress.end()
     if result.error_before_exec is not None:  # a SyntaxError
         raise UsageError("%%memory: the cell was not run")
-    return seconds, result.error_in_exec
+    return seconds, process_peak, result.error_in_exec, seen
+
+
+def _at_peak(seen):
+    """The largest holders at the peak, by kind and line."""
+    return f"unknown: {seen.why}" if seen.parts is None else "; ".join(largest(seen.parts)) or "nothing above 0.05 MiB"
 
 
 def _tensor_rows(gauge, peak):

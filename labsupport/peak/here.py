@@ -11,7 +11,7 @@
             print(row.size, row.kind, row.line, row.tensor)
         print(seen.lines or seen.parts.window)  # what is not known, in words, or ""
 
-`seen` is filled when the block has ended, also by an exception, which passes. Nothing is raised into the block: what cannot
+`seen` is filled when the block has ended, also by an exception, which passes; the trace is read when it is first asked. Nothing is raised into the block: what cannot
 be recorded is `seen.parts is None` and a reason in `seen.why`. `seen.parts` are the Parts at the block's worst moment (see
 parts.py): `.rows`, `.by("line")`, `.over_time`, `.end` (what the block has left), `.growth`, `.level`; `.before` is what was
 in use already when it began, of which nothing is known, so that `.named` counts it as not named.
@@ -25,28 +25,58 @@ is started for it.
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
 
 from labsupport.peak.looking import taken_apart
-from labsupport.peak.parts import Parts, parts
+from labsupport.peak.parts import parts
 from labsupport.peak.recording import Recording
 
 _SILENT = "TensorFlow's allocator in this process records nothing: set TF_CPU_ALLOCATOR_USE_BFC=1 before it is loaded"
 
 
-@dataclass
 class Seen:
     """What a block held. parts: None where that cannot be told, `why` then says why; lines: why no lines are known, or ""."""
 
-    parts: Parts | None = None
-    why: str = "the block has not ended"
-    lines: str = ""
+    def __init__(self, label):
+        self._label, self._recording, self._parts = label, None, None
+        self._why, self.lines = "the block has not ended", ""
+
+    @property
+    def parts(self):
+        self._read()
+        return self._parts
+
+    @property
+    def why(self):
+        self._read()
+        return self._why
+
+    def refuse(self, why):
+        self._why = why
+
+    def keep(self, recording):
+        """Take a Recording that has ended."""
+        self._recording = recording
+        if not recording.follows:
+            self.lines = "no lines: somebody else follows them in this process (a debugger, coverage)"
+
+    def _read(self):
+        if self._recording is None:
+            return
+        recording, self._recording = self._recording, None
+        try:
+            told = taken_apart(recording, None, ended=True)
+            if not told["peak"] and not os.environ.get("TF_CPU_ALLOCATOR_USE_BFC"):
+                self._why = _SILENT
+            else:
+                self._parts, self._why = parts(self._label, told, None), ""
+        except Exception as error:
+            self._why = f"the recording could not be read: {error}"
 
 
 @contextlib.contextmanager
 def recorded(label="this block"):
     """Record the allocations of a block in this process; gives a Seen, which is filled at its end. See above."""
-    seen = Seen()
+    seen = Seen(label)
     recording = _begun(seen)
     try:
         yield seen
@@ -56,31 +86,44 @@ def recorded(label="this block"):
         raise
     finally:
         if recording is not None:
-            _end(seen, recording, label)
+            _end(seen, recording)
 
 
 def _begun(seen):
     """A Recording that runs, or None with the reason in `seen`."""
     tf = sys.modules.get("tensorflow")
     if tf is None:
-        seen.why = "TensorFlow was not loaded when the block began"
+        seen.refuse("TensorFlow was not loaded when the block began")
         return None
     try:
-        return Recording(tf).__enter__()
+        with _quietly():
+            return Recording(tf).__enter__()
     except Exception as error:
-        seen.why = f"no recording: {error}"
+        seen.refuse(f"no recording: {error}")
         return None
 
 
-def _end(seen, recording, label):
+def _end(seen, recording):
     try:
-        recording.__exit__(None, None, None)
-        told = taken_apart(recording, None, ended=True)
-        if not told["peak"] and not os.environ.get("TF_CPU_ALLOCATOR_USE_BFC"):
-            seen.why = _SILENT
-            return
-        seen.parts, seen.why = parts(label, told, None), ""
+        with _quietly():
+            recording.__exit__(None, None, None)
+        seen.keep(recording)
     except Exception as error:
-        seen.why = f"the recording could not be read: {error}"
-    if not recording.follows:
-        seen.lines = "no lines: somebody else follows them in this process (a debugger, coverage)"
+        seen.refuse(f"the recording could not be read: {error}")
+
+
+@contextlib.contextmanager
+def _quietly():
+    """Without the dozen lines that TensorFlow's profiler writes to standard error when it begins and ends."""
+    try:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # standard error is closed
+        yield
+        return
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

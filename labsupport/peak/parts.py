@@ -1,10 +1,14 @@
 """The parts of an arm's peak, as its look brought them back (looking.py): rows, and sums of them."""
 
+import textwrap
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labsupport.ground.budget import MIB
+from labsupport.ground.budget import MIB, mib
 from labsupport.ground.result import Line, line_of
+
+_LETTERS = 60  # of a line of code in a text: enough to know it by
+_LEAST = MIB // 20  # bytes: less reads "0.0 MiB"
 
 
 class Row(NamedTuple):
@@ -100,6 +104,21 @@ def parts(label, seen, measured):
     rows = _sorted(seen["peak"])
     told = seen["curve"], end, moment, moments, growth, seen["before"], seen["window"]
     return Parts(label, rows, asked, seen["level"], measured, *told)
+
+
+def largest(parts, most=3):
+    """Texts on the kinds and lines that held most at the worst moment, largest first, such as "9.9 MiB weights (line 4: …)"."""
+    sums = {}
+    for row in parts.rows:
+        sums[row.kind, row.line] = sums.get((row.kind, row.line), 0) + row.size
+    first = sorted(sums.items(), key=lambda item: -item[1])[:most]
+    return [f"{mib(size)} {kind} ({_at(line)})" for (kind, line), size in first if size >= _LEAST]
+
+
+def _at(line):
+    if line is None:
+        return "no line of the script"
+    return f"{line.place}, line {line.number}: {textwrap.shorten(line.source, _LETTERS, placeholder=' …')}"
 
 
 def _sorted(rows):
