@@ -57,6 +57,15 @@ def test_a_suspect_is_told_by_the_exit_status(tmp_path):
     assert "retracing" in run.out and "lab 10" in run.out and "20 times" in run.out
 
 
+def test_asked_for_lines_it_names_those_that_held_most_at_the_peak(tmp_path):
+    script = "import tensorflow as tf\nkept = []\nwhile True:\n    x = tf.ones([512, 512])\n    kept.append(x * 2)\n"
+    run = doctor(tmp_path, script, "--lines")
+    assert "no room for a tensor" in run.out, run.err
+    assert "MiB held by the script (train.py, line 5: kept.append(x * 2))" in run.out
+    # What TensorFlow's profiler writes of itself is not the script's.
+    assert "rofiler" not in run.out + run.err
+
+
 @pytest.mark.parametrize(
     ("ending", "words"),
     [("raise ValueError('no such file')", "ValueError: no such file"), ("import sys; sys.exit(3)", "SystemExit: 3")],

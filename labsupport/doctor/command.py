@@ -8,9 +8,7 @@ The exit status is 0 if the script finished without a suspect, 1 otherwise.
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
-_USAGE = (
-    "python -m labsupport doctor SCRIPT [--budget SIZE] [--outside SIZE] [--devices N] [-- ARGUMENTS OF THE SCRIPT]"
-)
+_USAGE = "python -m labsupport doctor SCRIPT [--budget SIZE] [--outside SIZE] [--devices N] [--lines] [-- ARGUMENTS OF THE SCRIPT]"
 
 
 def add_command(commands):
@@ -42,6 +40,12 @@ def add_command(commands):
         default=1,
         help="into how many logical devices the CPU or GPU is split, for scripts with a tf.distribute strategy",
     )
+    add(
+        "--lines",
+        action="store_true",
+        help="name the lines that held most at the peak, too: every allocation is recorded meanwhile, which takes time "
+        "and memory outside the tensors",
+    )
     parser.set_defaults(command=examine_and_report)
 
 
@@ -59,7 +63,13 @@ def examine_and_report(options):
     budget = options.budget or "half of the free memory"
     make_watcher = lambda: DoctorDisplay(options.script, budget)
     result = examine_script(
-        options.script, options.arguments, make_watcher, options.budget, options.outside, options.devices
+        options.script,
+        options.arguments,
+        make_watcher,
+        options.budget,
+        options.outside,
+        options.devices,
+        options.lines,
     )
     diagnosis = diagnose(result)
     report(diagnosis, Console())

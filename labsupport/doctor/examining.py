@@ -1,5 +1,6 @@
 """Run a script, or any function, in an arm with the doctor's probes, and bring back what they saw."""
 
+import contextlib
 import runpy
 import sys
 import tempfile
@@ -9,13 +10,17 @@ from labsupport.doctor.names import own
 from labsupport.doctor.probes import Probe
 from labsupport.ground import meter
 from labsupport.ground.arm import Job, watched
+from labsupport.peak.here import recorded
 
 
-def examine_script(path, arguments, make_watcher, budget=None, outside="4 GiB", logical_devices=1):
-    """The ArmResult of a script, with facts for diagnose(). What the script writes to the temporary folder stays."""
+def examine_script(path, arguments, make_watcher, budget=None, outside="4 GiB", logical_devices=1, lines=False):
+    """The ArmResult of a script, with facts for diagnose(). What the script writes to the temporary folder stays.
+
+    lines: every allocation is recorded while it runs, so that the lines that held most at the peak are known.
+    """
     job = Job(
         examine,
-        (run_script, (path, arguments)),
+        (run_script, (path, arguments), lines),
         budget=budget,
         outside=outside,
         label=Path(path).name,
@@ -26,16 +31,19 @@ def examine_script(path, arguments, make_watcher, budget=None, outside="4 GiB", 
     return watched(job, make_watcher)
 
 
-def examine(target, args):
+def examine(target, args, lines=False):
     """In the arm: run target(*args) with the probes installed. Its exception goes on; the facts are sent either way."""
     import tensorflow as tf
 
     probe = Probe(meter.active, tf)
     probe.install()
     probe.send()  # so that it is known that it ran, whatever becomes of it
-    frames = []
+    frames, seen = [], None
+    if lines:
+        import keras  # noqa: F401  a recording marks the layers and optimizers of what is loaded when it begins
     try:
-        return target(*args)
+        with recorded() if lines else contextlib.nullcontext() as seen:
+            return target(*args)
     except BaseException as error:
         probe.note_failure()
         trace = error.__traceback__
@@ -45,6 +53,8 @@ def examine(target, args):
         raise
     finally:
         probe.end()
+        if seen is not None:
+            probe.name_holders(seen)
         probe.take_census([frame for frame in frames if own(frame.f_code)])
 
 

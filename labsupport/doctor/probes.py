@@ -21,9 +21,11 @@ from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.names import own, own_frames
 from labsupport.ground import meter
 from labsupport.ground.record import Converted, Facts, Function, sendable
+from labsupport.peak.parts import largest
 
 SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted, since there may be many a step
+_MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
 
@@ -73,6 +75,7 @@ class Probe:
         self._converted = Converted()
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
+        self._holders = []
         self._known = weakref.WeakSet()  # the tf.functions met so far
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
@@ -129,6 +132,13 @@ class Probe:
     def note_failure(self):
         """An exception has begun, and has not unwound yet."""
         self._intervals.note_failure()
+
+    @quietly
+    def name_holders(self, seen):
+        """Tell who held memory at the peak; seen: of recorded()."""
+        window = f"recorded were {seen.parts.window}" if seen.parts and seen.parts.window else ""
+        found = largest(seen.parts, _MOST_HOLDERS) if seen.parts else [f"unknown: {seen.why}"]
+        self._holders = [sendable(row) for row in [*found, seen.lines, window] if row]
 
     @quietly
     def take_census(self, frames=()):
@@ -295,6 +305,7 @@ class Probe:
                 open=self._intervals.open,
                 failed=self._intervals.failed,
                 ignored=sorted(self._ignored),
+                holders=self._holders,
             )
         )
 

@@ -141,6 +141,7 @@ def report(diagnosis, console):
     console.print(
         Text(f"Sources: {sources}; parts: objects that were alive, and what remains of the peak", style="dim")
     )
+    _print_holders(diagnosis, console)
     for sentence in diagnosis.growth:
         console.print(Text(f"growth: {plain(sentence)}"))
     if result.facts is not None and result.facts.ignored:
@@ -155,9 +156,18 @@ def _print_suspect(number, suspect, console):
         console.print(Text(f"   {plain(sentence)}"))
 
 
+def _print_holders(diagnosis, console):
+    """Who held memory at the peak, by line, or how to learn it."""
+    facts = diagnosis.result.facts
+    for row in facts.holders if facts else ():
+        console.print(Text(f"at the peak: {plain(row)}"))
+    if diagnosis.suspects and not facts.holders:
+        console.print(Text("Which lines held it: run this again with --lines", style="dim"))
+
+
 def _table(diagnosis):
     table = Table(title="Figures", title_justify="left", box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     table.add_column("added", justify="right", no_wrap=True)
     for name, words in _FIGURES.items():
         table.add_row(words, _figure(diagnosis.result, name))

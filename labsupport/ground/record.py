@@ -227,7 +227,8 @@ class Facts(Struct, tag=True):
     """All that the probes have seen so far; each replaces the one before.
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; open: what runs now; failed: what
-    ran when an exception began; ignored: settings that came too late.
+    ran when an exception began; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
+    or on why none are known, where they were asked for.
     """
 
     steps: list[Step] = []
@@ -240,6 +241,7 @@ class Facts(Struct, tag=True):
     open: Interval | None = None
     failed: Interval | None = None
     ignored: list[str] = []
+    holders: list[str] = []
 
 
 Record = Start | Sample | PhaseBegun | Phase | Facts | End
