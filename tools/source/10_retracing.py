@@ -189,8 +189,9 @@ arms = (numbers, tensors, lengths, signature)
 lab.compare(*arms, story="process")
 
 # %% [markdown]
-# Every process pays for its first trace, which loads much of TensorFlow. What counts is what comes after it, with every
-# new rate or length:
+# There is no peak of tensors to take apart here: graphs are not handed out by TensorFlow's allocator, and only the process
+# shows them. Every process pays for its first trace, which loads much of TensorFlow. What counts is what comes after it,
+# with every new rate or length:
 
 # %%
 grown = pd.DataFrame({arm.label: arm.value["growth"] for arm in arms}, range(1, CALLS + 1))
