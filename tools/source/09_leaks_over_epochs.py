@@ -174,7 +174,8 @@ side_by_side
 
 # %% [markdown]
 # Who held it, at the worst moment? Both run once more, while TensorFlow records every allocation. The line of a leak is
-# the one that made what stays; the number before a tensor says how many of them are alive.
+# the one that made what stays; the number before a tensor says how many of them are alive. What grows from epoch to epoch is
+# told below its table.
 
 # %%
 lab.take_apart(failure, fix)
