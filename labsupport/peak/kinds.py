@@ -5,6 +5,7 @@ Pure functions over Blocks and Spans (trace.py).
 
 import re
 from bisect import bisect
+from dataclasses import replace
 
 from labsupport.peak.trace import Block
 
@@ -52,6 +53,11 @@ def operation(block):
     return "tf.data" if block.thread.startswith("tf_data") else ""
 
 
+def written(shape):
+    """A shape as a trace writes it; "" for one that is not known."""
+    return "" if shape is None else str(list(shape)).replace(" ", "")
+
+
 def in_graph(block):
     """Whether an operation of a graph asked for this block."""
     if "/" in block.operation or not block.python:
@@ -64,6 +70,34 @@ def forward_name(name):
     return _BACKWARD.sub(r"\1", name).rpartition("/")[0] if _BACKWARD.search(name) else name
 
 
+def _moves(made):
+    """{id of a Block: (from when, until when) a variable lay in it}, for variables that have moved while the old block lived."""
+    places, moved = {}, {}
+    for block in made:
+        if block.variable is not None:
+            places.setdefault((block.variable.key, block.variable.name), []).append(block)
+    for blocks in places.values():
+        for old, new in zip(blocks, blocks[1:]):
+            if old.end > new.start:
+                # It is seen there some time later; with the line that made its new value it has been given that.
+                since = max(min(old.end, new.seen, new.line_end), new.start)
+                moved[id(old)] = moved.get(id(old), (old.start, 0))[0], since
+                moved[id(new)] = since, new.end
+    return moved
+
+
+def _tapes(span):
+    """The tapes around a span, the nearest first."""
+    while span is not None and (span := span.within("tape")) is not None:
+        yield span
+        span = span.outer
+
+
+def _tape(span):
+    """What is common to the spans of a tape and of its ways back."""
+    return span.name.split()[-1] if span.name.count(" ") == (2 if span.name.startswith("backward ") else 1) else ""
+
+
 class Kinds:
     """Tells the kind of each Block. found: the Threads; made: all Blocks; recording: the Recording that they come from."""
 
@@ -71,9 +105,12 @@ class Kinds:
         self._updates = tuple(f"{name}/" for name in recording.optimizers) or ("\0",)
         self._learnt = recording.learnt
         seen = [variable for poll in recording.polls for variable in poll.values()]
-        self._shapes = {str(list(one.shape)).replace(" ", "") for one in seen if one.shape and one.trainable}
+        self._shapes = {written(one.shape) for one in seen if one.shape and one.trainable}
         spans = [span for thread in found for span in thread.spans]
-        self._ways_back = sorted(span.start for span in spans if span.name.startswith("backward "))
+        self._ways_back = {}  # of each tape the spans of its ways back; names are "tape 7", "backward 4 7"
+        for span in sorted(spans, key=lambda span: span.start):
+            if span.name.startswith("backward "):
+                self._ways_back.setdefault(_tape(span), []).append(span)
         self._cut = recording.cut
         python = [span for thread in found if thread.lines for span in thread.spans if span.is_call]
         self._calls = sorted(python, key=lambda span: span.start)
@@ -81,6 +118,7 @@ class Kinds:
             span.is_call for span in spans
         )  # DTensor calls its graphs in other threads
         self._begins = [span.start for span in self._calls]
+        self._moved = _moves(made)
         graph = [block for block in made if in_graph(block) and _BACKWARD.search(operation(block))]
         self._graph_back = sorted(block.start for block in graph)
         # A graph that learns, and died before its way back: what it held then, it had kept for that.
@@ -102,14 +140,35 @@ class Kinds:
         if back := span.within("backward "):
             # Where an error ended it, what was on its way is alive, too.
             passing = back.name in self._cut and block.shape not in self._shapes
-            return WORKING if block.end <= back.end or passing else GRADIENTS
+            if block.end <= back.end or passing:
+                return WORKING
+            # Within another tape it is recorded, for a way back through this one.
+            around = [tape for tape in _tapes(back) if _tape(tape) != _tape(back)]
+            return ACTIVATIONS if around and block.shape not in self._shapes else GRADIENTS
         if span.within("update") or block.end <= block.line_end:
             return WORKING
         if operation(block) in _FROM_ARRAYS:
             return INPUT
-        if span.within("tape") and self._outlives_forward(block):
-            return ACTIVATIONS
-        return HELD
+        return ACTIVATIONS if self._for_a_way_back(block, span) else HELD
+
+    def over_time(self, block: Block):
+        """[(Block, kind)]: one pair for most, more for a block whose kind changes with time.
+
+        An activation that outlives the ways back of its tapes is held by the script from then on. What a variable is given
+        as its new value was working memory before; what still holds its old value then is the script.
+        """
+        kind = self.of(block)
+        if block.variable is not None:
+            begin, end = self._moved.get(id(block), (block.start, block.end))
+            times = [(block.start, begin, WORKING), (begin, end, kind), (end, block.end, HELD)]
+            return [(replace(block, start=since, end=until), one) for since, until, one in times if since < until]
+        if kind != ACTIVATIONS:
+            return [(block, kind)]
+        span = block.span if not in_graph(block) else self._call(block)
+        after = max((back.end for tape in _tapes(span) for back in self._ways_back.get(_tape(tape), ())), default=None)
+        if after is None or not block.start < after < block.end:
+            return [(block, kind)]
+        return [(replace(block, end=after), kind), (replace(block, start=after), HELD)]
 
     def _of_variable(self, seen):
         if seen.maker == "optimizer":
@@ -118,10 +177,13 @@ class Kinds:
         learnt = seen.maker == "Keras" or seen.name in self._learnt or not self._learnt
         return WEIGHTS if seen.trainable and learnt else OTHER
 
-    def _outlives_forward(self, block):
-        """Whether a way back begins while the block is alive, or the recording ended before one could."""
-        later = bisect(self._ways_back, block.start)
-        return later == len(self._ways_back) or block.end > self._ways_back[later]
+    def _for_a_way_back(self, block, span):
+        """Whether a tape around `span` has, while the block is alive, begun its way back, or had not by the end of the recording."""
+        for tape in _tapes(span):
+            later = [back.start for back in self._ways_back.get(_tape(tape), ()) if back.end > block.start]
+            if not later or block.end > later[0]:
+                return True
+        return False
 
     def _in_graph(self, block):
         name = operation(block)
@@ -134,7 +196,7 @@ class Kinds:
         if (call := self._call(block)) is None and self._background:
             return UNKNOWN  # where a call ends, and so what it leaves, cannot be seen
         if call is not None and block.end > call.end:  # returned, or assigned
-            return ACTIVATIONS if call.within("tape") and self._outlives_forward(block) else HELD
+            return ACTIVATIONS if self._for_a_way_back(block, call) else HELD
         later = bisect(self._graph_back, block.start)
         if later < len(self._graph_back):
             return ACTIVATIONS if block.end > self._graph_back[later] else WORKING

@@ -5,7 +5,7 @@ import signal
 import threading
 from collections import defaultdict
 
-from labsupport.peak.kinds import Kinds, forward_name, in_graph, operation
+from labsupport.peak.kinds import Kinds, forward_name, in_graph, operation, written
 from labsupport.peak.over_time import curve, growth, moments
 from labsupport.peak.recording import Recording
 from labsupport.peak.trace import blocks, threads
@@ -79,19 +79,18 @@ def taken_apart(recording, limit, ended):
         nothing = {"peak": [], "asked": None, "level": 0, "curve": [], "end": [] if ended else None}
         return nothing | {"growth": ["", 0, []], "before": 0, "window": recording.window}
     kinds = Kinds(found, made, recording)
-    told = [(block, kinds.of(block)) for block in made]
     beyond = next((place for place, block in enumerate(made) if limit is not None and block.level > limit), None)
     worst = made[beyond] if beyond is not None else max(made, key=lambda block: block.level)
-    held = told[:beyond]  # what was asked for is not held
+    told = [pair for block in made[:beyond] for pair in kinds.over_time(block)]  # what was asked for is not held
     end = max((time for thread in found for time, kind, _ in thread.lines if kind == "end"), default=made[-1].start)
     until = end if ended else worst.start
     name, times = moments(found, recording.phases, until, recording.lines)
-    grown = growth(held, times, lambda block, kind: (kind, *_place(block, recording)))
+    grown = growth(told, times, lambda block, kind: (kind, *_place(block, recording)))
     return {
-        "peak": _rows(held, worst.start, recording),
-        "asked": [told[beyond][1], *_who(worst, recording), worst.size, 1] if beyond is not None else None,
+        "peak": _rows(told, worst.start, recording),
+        "asked": [kinds.of(worst), *_who(worst, recording), worst.size, 1] if beyond is not None else None,
         "level": worst.level - (worst.size if beyond is not None else 0),
-        "curve": curve(held, made[0].start, until),
+        "curve": curve(told, made[0].start, until),
         "end": _rows(told, end, recording) if ended else None,
         "growth": [name, len(times), [[*key, size] for key, size in grown.items()]],
         "before": made[0].level - made[0].size,
@@ -117,9 +116,10 @@ def _place(block, recording):
 
 def _who(block, recording):
     """(file, line, layer, operation, shape, dtype) of a block; line 0 and "" for what is not known."""
-    name, line, layer = operation(block), block.line, ""
+    name, line, layer, shape = operation(block), block.line, "", block.shape
     if block.variable is not None:
         name, line = block.variable.name, block.variable.line
+        shape = shape or written(block.variable.shape)
         layer = name.rpartition("/")[0]
     elif in_graph(block):
         noted = recording.graph.get(name) or (None, "")
@@ -128,4 +128,4 @@ def _who(block, recording):
     elif block.span is not None and (span := block.span.within("layer ")):
         layer = span.name.removeprefix("layer ")
     file, number = recording.lines[line] if line is not None else ("", 0)
-    return file, number, layer, name, block.shape, block.dtype
+    return file, number, layer, name, shape, block.dtype

@@ -22,7 +22,7 @@ def curve(told, begin, end):
     """
     steps = [(block.start, block.size, kind) for block, kind in told if block.start <= end]
     steps += [(block.end, -block.size, kind) for block, kind in told if block.end <= end]
-    steps.sort(key=lambda step: step[0])
+    steps.sort(key=lambda step: step[:2])  # what ends before what begins: a block may change its kind
     now, total, points = Counter(), 0, {}
     for time, size, kind in steps:
         now[kind] += size

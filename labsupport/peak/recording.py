@@ -35,13 +35,14 @@ def _own(file):
 
 
 class Seen(NamedTuple):
-    """A variable: maker is "optimizer", "Keras" or "script"; line: number of the line that made it."""
+    """A variable: maker is "optimizer", "Keras" or "script"; line: number of the line that made it; key: its own."""
 
     name: str
     maker: str
     trainable: bool
     shape: tuple | None
     line: int | None
+    key: int = 0
 
 
 class Recording:
@@ -67,7 +68,7 @@ class Recording:
         self.space, self.lines, self.polls, self.graph = b"", [], [], {}
         self.optimizers, self.learnt, self.cut, self.phases, self.failed = set(), set(), set(), [], False
         self._numbers, self._variables, self._making, self._layers = {}, {}, [], threading.local()
-        self._ways_back = itertools.count()
+        self._ways_back, self._tapes, self._keys = itertools.count(), itertools.count(), itertools.count()
         self._written = {}  # where an operation is created: number of the script's line
         self._polled, self._undo = 0.0, contextlib.ExitStack()
 
@@ -170,10 +171,10 @@ class Recording:
 
     def _see(self, *variables):
         found = {}
-        for reference, maker, line in variables:
+        for reference, maker, line, key in variables:
             if (variable := reference()) is not None and (address := _address(variable)) is not None:
                 shape = None if variable.shape.rank is None else tuple(variable.shape.as_list())
-                found[address] = Seen(variable.name.removesuffix(":0"), maker, variable.trainable, shape, line)
+                found[address] = Seen(variable.name.removesuffix(":0"), maker, variable.trainable, shape, line, key)
         if found:
             self._mark(f"poll {len(self.polls)}")
             self.polls.append(found)
@@ -251,7 +252,7 @@ class Recording:
         for source in self._tf.nest.flatten(sources):
             inner = getattr(source, "value", source)  # Keras' own variable has TensorFlow's inside
             self.learnt.add(str(getattr(source if callable(inner) else inner, "name", "")).removesuffix(":0"))
-        name = f"backward {next(self._ways_back)}"
+        name = f"backward {next(self._ways_back)} {getattr(tape, '_labsupport_number', '')}"
         try:
             with self._span(name):
                 return original(tape, target, sources, *args, **named)
@@ -272,7 +273,8 @@ class Recording:
             return original(optimizer, *args, **named)
 
     def _tape_entered(self, original, tape, *args):
-        tape._labsupport = self._tf.profiler.experimental.Trace("tape")
+        tape._labsupport_number = next(self._tapes)
+        tape._labsupport = self._tf.profiler.experimental.Trace(f"tape {tape._labsupport_number}")
         tape._labsupport.__enter__()
         return original(tape, *args)
 
@@ -301,7 +303,7 @@ class Recording:
         maker = "optimizer" if "optimizer" in self._making else self._making[-1] if self._making else "script"
         frame = _caller(sys._getframe())
         line = None if frame is None else self._number((frame.f_code.co_filename, frame.f_lineno))
-        self._variables[id(variable)] = weakref.ref(variable), maker, line
+        self._variables[id(variable)] = weakref.ref(variable), maker, line, next(self._keys)
         self._see(self._variables[id(variable)])
 
     def _graph_made(self, original, *args, **named):

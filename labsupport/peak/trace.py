@@ -10,7 +10,7 @@ _LIVE_FOREVER = 2**63
 # Of a trace's events those that say something of an allocation: our marks, what runs an operation ("dense/Relu:Relu" is one
 # of a graph), and pipelines.
 _TELLS = re.compile(
-    r"Memory(Allocation|Deallocation)$|(line|poll|layer|backward|phase|end) |(tape|update|FunctionRun|tf\.constant)$"
+    r"Memory(Allocation|Deallocation)$|(line|poll|layer|tape|backward|phase|end) |(update|FunctionRun|tf\.constant)$"
     r"|EagerLocalExecute|ExecutorState|Iterator|MakeIterator|PrefetchProduce|MapAndBatch|InstantiatedCaptured|[^:]+:\w+$"
 )
 _TYPES = {
@@ -52,7 +52,8 @@ class Span:
 @dataclass(slots=True, eq=False)
 class Block:
     """A piece of memory from its allocation to its release. span: the nearest around its allocation; line: number or None;
-    line_end: when that line was left; level: in use by the allocator's own count, with this block.
+    line_end: when that line was left; level: in use by the allocator's own count, with this block. variable: the Seen of a
+    Recording that lies in it, noticed first at the time `seen`.
     """
 
     start: int
@@ -68,6 +69,7 @@ class Block:
     line_end: int
     end: int = _LIVE_FOREVER
     variable: object | None = None
+    seen: int = 0
 
 
 @dataclass
@@ -136,7 +138,7 @@ def blocks(found, polls=(), ended=True):
         if stats["allocator_name"] != main:
             continue
         while marks and marks[0][0] <= time:
-            _see(alive, polls, marks.pop(0)[1])
+            _see(alive, polls, *marks.pop(0))
         address = stats["addr"]
         if not begins:
             block = alive.get(address)
@@ -165,8 +167,8 @@ def blocks(found, polls=(), ended=True):
             own[cursor][0] if cursor < len(own) else last,
         )
         made.append(block)
-    for _, number in marks:
-        _see(alive, polls, number)
+    for mark in marks:
+        _see(alive, polls, *mark)
     return made
 
 
@@ -184,9 +186,11 @@ def _busiest(events):
     return max(sizes, key=sizes.get, default=None)
 
 
-def _see(alive, polls, number):
+def _see(alive, polls, time, number):
     """Variables were seen at these addresses."""
     if number < len(polls):
         for address, variable in polls[number].items():
             if address in alive:
-                alive[address].variable = variable
+                block = alive[address]
+                block.seen = block.seen if block.variable is not None else time
+                block.variable = variable
