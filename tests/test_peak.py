@@ -209,9 +209,18 @@ def test_moments_are_the_phases_of_the_script_before_all_else():
     spans = [Span("update", at, at + 1) for at in range(5)] + [Span("backward 0", 7, 8)]
     marked = thread("python", spans=spans)
     marked.lines += [(at, "phase", at % 2) for at in range(10, 18)]
-    assert moments([marked], ["epoch", "step"] * 4, 100) == ("epoch", [10, 12, 14, 16])
-    assert moments([thread("python", spans=spans)], [], 100) == ("update", [1, 2, 3, 4, 5])
-    assert moments([thread("python", spans=spans)], [], 3) == ("", [])  # too few until then
+    assert moments([marked], ["epoch", "step"] * 4, 0, 100) == ("epoch", [10, 12, 14, 16])
+    assert moments([thread("python", spans=spans)], [], 0, 100) == ("update", [1, 2, 3, 4, 5])
+    assert moments([thread("python", spans=spans)], [], 0, 3) == ("", [])  # too few until then
+
+
+def test_turns_of_a_loop_are_moments_where_they_span_what_was_recorded():
+    turns = list(range(0, 100, 10))
+    loop = thread("python", lines=[(at, 0) for at in turns])
+    loop.lines += [(at + 5, "back", 0) for at in turns]  # a function that it calls returns: no further turn
+    lines = [("train.py", 3)]
+    assert moments([loop], [], 0, 100, lines) == ("run of line 3", turns)
+    assert moments([loop], [], 0, 1000, lines) == ("", [])  # it builds something, and is over
 
 
 # --- arms whose tensors are known: 1,024 × 1,024 numbers of 4 bytes are 4 MiB

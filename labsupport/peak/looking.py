@@ -84,7 +84,7 @@ def taken_apart(recording, limit, ended):
     told = [pair for block in made[:beyond] for pair in kinds.over_time(block)]  # what was asked for is not held
     end = max((time for thread in found for time, kind, _ in thread.lines if kind == "end"), default=made[-1].start)
     until = end if ended else worst.start
-    name, times = moments(found, recording.phases, until, recording.lines)
+    name, times = moments(found, recording.phases, made[0].start, until, recording.lines)
     grown = growth(told, times, lambda block, kind: (kind, *_place(block, recording)))
     return {
         "peak": _rows(told, worst.start, recording),

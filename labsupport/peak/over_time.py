@@ -8,10 +8,10 @@ _POINTS = 240  # of a curve: more cannot be told apart on a page
 # Moments that growth can be told from; the first is a warm-up, in which weights and slots are made. Growth must then show in
 # each of so many equal parts of the others, as in doctor/checks.py: a buffer that fills up grows in some, a leak in all.
 _FEWEST, _PARTS = 4, 4
-_LEAST = (
-    16 * 256
-)  # bytes a part: the allocator hands out 256 at least, however small a tensor; 16 kept numbers are no leak
-
+# Bytes a part: the allocator hands out 256 at least, however small a tensor; 16 kept numbers are no leak.
+_LEAST = 16 * 256
+# Of what was recorded, the turns of a loop must span so much: one that only builds layers, or stacks them, is no training.
+_SPAN = 0.5
 _NUMBER = re.compile(r"[\s_#-]*\d+$")  # behind a phase's name: "epoch 3" and "epoch 4" are one
 
 
@@ -35,8 +35,8 @@ def curve(told, begin, end):
     ]
 
 
-def moments(found, phases, until, lines=()):
-    """(name, [ps]): moments until a time at which a training stands as it stood before; ("", []) if there are too few.
+def moments(found, phases, begin, until, lines=()):
+    """(name, [ps]): moments between two times at which a training stands as it stood before; ("", []) if there are too few.
 
     The ends of the script's own phases of one name (numbers behind it left aside), else of its updates, else of its ways
     back, else of the calls of the graph that was called most, else the begins of the line that ran most often. found: the
@@ -57,6 +57,8 @@ def moments(found, phases, until, lines=()):
             elif span.is_call:
                 ends[3, span.name].append(span.end)
     told = {key: sorted(time for time in times if time <= until) for key, times in ends.items()}
+    spans = lambda times: len(times) >= _FEWEST and times[-1] - times[0] > _SPAN * (until - begin)
+    told = {key: times for key, times in told.items() if key[0] < 4 or spans(times)}
     rank, name = min(told, key=lambda key: (len(told[key]) < _FEWEST, key[0], -len(told[key])), default=(0, ""))
     times = told.get((rank, name), [])
     return ("call" if rank == 3 else name, times) if len(times) >= _FEWEST else ("", [])

@@ -157,7 +157,8 @@ class Recording:
             self._poll(least=0 if _caller(frame) is None else _POLL_SECONDS)
             frame = _caller(frame)
         if frame is not None and event in ("line", "return"):
-            self._mark(f"line {self._number((frame.f_code.co_filename, frame.f_lineno))}")
+            kind = "line" if event == "line" else "back"
+            self._mark(f"{kind} {self._number((frame.f_code.co_filename, frame.f_lineno))}")
             self._poll()
         return self._line
 
@@ -253,6 +254,8 @@ class Recording:
             inner = getattr(source, "value", source)  # Keras' own variable has TensorFlow's inside
             self.learnt.add(str(getattr(source if callable(inner) else inner, "name", "")).removesuffix(":0"))
         name = f"backward {next(self._ways_back)} {getattr(tape, '_labsupport_number', '')}"
+        if not self._tf.executing_eagerly():  # a graph is traced: nothing is computed
+            name = f"tracing {name}"
         try:
             with self._span(name):
                 return original(tape, target, sources, *args, **named)
@@ -269,7 +272,7 @@ class Recording:
 
     def _updated(self, original, optimizer, *args, **named):
         self.optimizers.add(optimizer.name)
-        with self._span("update"):
+        with self._span("update" if self._tf.executing_eagerly() else "tracing update"):
             return original(optimizer, *args, **named)
 
     def _tape_entered(self, original, tape, *args):

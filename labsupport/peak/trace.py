@@ -10,7 +10,7 @@ _LIVE_FOREVER = 2**63
 # Of a trace's events those that say something of an allocation: our marks, what runs an operation ("dense/Relu:Relu" is one
 # of a graph), and pipelines.
 _TELLS = re.compile(
-    r"Memory(Allocation|Deallocation)$|(line|poll|layer|tape|backward|phase|end) |(update|FunctionRun|tf\.constant)$"
+    r"Memory(Allocation|Deallocation)$|(line|back|poll|layer|tape|backward|phase|end) |(update|FunctionRun|tf\.constant)$"
     r"|EagerLocalExecute|ExecutorState|Iterator|MakeIterator|PrefetchProduce|MapAndBatch|InstantiatedCaptured|[^:]+:\w+$"
 )
 _TYPES = {
@@ -77,7 +77,8 @@ class Thread:
     name: str
     spans: list = field(default_factory=list)
     memory: list = field(default_factory=list)  # (time, whether it begins, its stats, nearest span)
-    lines: list = field(default_factory=list)  # (time, "line", "poll", "phase" or "end", number)
+    # (time, kind, number): "line" where one begins, "back" where a function returns to it, "poll", "phase", "end".
+    lines: list = field(default_factory=list)
 
 
 def threads(space):
@@ -97,7 +98,7 @@ def threads(space):
                     outer = outer.outer
                 if name in ("MemoryAllocation", "MemoryDeallocation"):
                     thread.memory.append((start, name == "MemoryAllocation", _stats(plane, event), outer))
-                elif name.startswith(("line ", "poll ", "phase ", "end ")):
+                elif name.startswith(("line ", "back ", "poll ", "phase ", "end ")):
                     kind, number = name.split()
                     thread.lines.append((start, kind, int(number)))
                 elif event.duration_ps:
@@ -127,7 +128,7 @@ def blocks(found, polls=(), ended=True):
     lines = _first_lines(found)  # of the main thread, for threads that run nothing of the script
     events = []
     for thread in found:
-        own = sorted((time, number) for time, kind, number in thread.lines if kind == "line")
+        own = _lines(thread)
         events += [(time, begins, stats, span, thread, own or lines) for time, begins, stats, span in thread.memory]
     events.sort(key=lambda event: event[0])
     main = _busiest(events)
@@ -174,8 +175,11 @@ def blocks(found, polls=(), ended=True):
 
 def _first_lines(found):
     """[(time, number)] of marks of lines in the thread that marked the first."""
-    each = [sorted((time, number) for time, kind, number in thread.lines if kind == "line") for thread in found]
-    return min(filter(None, each), default=[])
+    return min(filter(None, map(_lines, found)), default=[])
+
+
+def _lines(thread):
+    return sorted((time, number) for time, kind, number in thread.lines if kind in ("line", "back"))
 
 
 def _busiest(events):
