@@ -23,6 +23,7 @@ KINDS = (
     "unknown",
 )
 WEIGHTS, SLOTS, OTHER, GRADIENTS, ACTIVATIONS, WORKING, HELD, INPUT, UNKNOWN = KINDS
+VARIABLES = WEIGHTS, SLOTS, OTHER
 _PIPELINE = ("Iterator", "MakeIterator", "tf_data", "PrefetchProduce", "MapAndBatch", "InstantiatedCapturedFunction")
 _FROM_ARRAYS = ("tf.constant", "_EagerConst", "IteratorGetNext")  # what takes numbers in from outside
 _CALLED = re.compile(

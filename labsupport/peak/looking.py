@@ -5,7 +5,7 @@ import signal
 import threading
 from collections import defaultdict
 
-from labsupport.peak.kinds import Kinds, forward_name, in_graph, operation, written
+from labsupport.peak.kinds import VARIABLES, Kinds, forward_name, in_graph, operation, written
 from labsupport.peak.over_time import curve, growth, moments
 from labsupport.peak.recording import Recording
 from labsupport.peak.trace import blocks, threads
@@ -85,7 +85,10 @@ def taken_apart(recording, limit, ended):
     end = max((time for thread in found for time, kind, _ in thread.lines if kind == "end"), default=made[-1].start)
     until = end if ended else worst.start
     name, times = moments(found, recording.phases, made[0].start, until, recording.lines)
-    grown = growth(told, times, lambda block, kind: (kind, *_place(block, recording)))
+    # A loop that makes variables builds a model: only a training that comes back leaves some behind.
+    built = VARIABLES if name.startswith("run of line") else ()
+    grows = [pair for pair in told if pair[1] not in built]
+    grown = growth(grows, times, lambda block, kind: (kind, *_place(block, recording)))
     return {
         "peak": _rows(told, worst.start, recording),
         "asked": [kinds.of(worst), *_who(worst, recording), worst.size, 1] if beyond is not None else None,

@@ -79,9 +79,11 @@ def _enough(result, limit):
     return None if result.seconds < _WHOLE else _REACHED * peak
 
 
-# The code and the tensor may break anywhere: a table wider than its cell would hide what counts most in it.
+# The code and the tensor may break anywhere: a table wider than its cell would hide what counts most in it. Where a narrow
+# window makes it scroll nevertheless, the keyboard reaches it.
 _TABLES = template(
     """\
+<div tabindex="0" role="region" aria-label="largest holders" style="overflow-x:auto">
 {% for arm, moment, after, rows in tables %}
 <table style="width:100%;border-collapse:collapse;table-layout:auto;margin:6px 0"><caption style="text-align:left">
 <b>{{ arm.label }}</b>, largest holders {{ moment }}</caption>
@@ -95,7 +97,7 @@ _TABLES = template(
 {% for words in after %}<div>{{ words }}</div>{% endfor %}
 {% endfor %}
 <small>Measured in a second run of the same function. Sizes are the allocator's chunks, which can be larger than their
-tensors; shares are of the arm's memory in use at that moment.</small>"""
+tensors; shares are of the arm's memory in use at that moment.</small></div>"""
 )
 
 
@@ -173,7 +175,7 @@ def _lines(arm):
 
 def _after(arm):
     """Sentences on what grew, and on what was left at the end."""
-    least = _GROWS * arm.level / max(arm.moments - 1, 1)
+    least = max(_GROWS * arm.level / max(arm.moments - 1, 1), MIB / 20)  # less reads "0.0 MiB"
     for grown in arm.growth:
         if grown.size >= least:
             line = f" at line {grown.line.number}: {grown.line.source}" if grown.line else ""

@@ -188,9 +188,10 @@ lab.compare(unbounded, failure, fix)
 
 # %% [markdown]
 # Who held it, at the worst moment? Both run once more while TensorFlow records every allocation, and each bar is cut
-# by kind, then by the line of the code, then by what was made. At once, the outputs of two layers are most of it,
-# before any gradient is there. In pieces, most is what does not depend on the batch: weights, slots, sums and
-# gradients.
+# by kind, then by the line of the code, then by what was made. The run that died is given room, and seen where it
+# first wants more than its budget. At once, one layer's output and the next one's product are most of it, before any
+# gradient is there. In pieces, most is what does not depend on the batch: weights, slots, sums (*other variables*)
+# and gradients. The batch itself is *held by the script* here.
 
 # %%
 lab.take_apart(failure, fix)

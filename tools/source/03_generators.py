@@ -170,8 +170,8 @@ lab.compare(unbounded, failure, published, fix)
 
 # %% [markdown]
 # Who held it? Both run once more while TensorFlow records every allocation. The line of the first bar is the
-# generator's own: what it decoded waits in the buffer of `shuffle`. In the second, whole batches are ready ahead of
-# the loop.
+# generator's own: what it decoded waits in the buffer of `shuffle`. In the second, it is the batch in the loop's
+# hands, the one that is being filled, and the images collected for it.
 
 # %%
 lab.take_apart(failure, fix)

@@ -154,8 +154,9 @@ assert built.peak_mib > step_peaks[0] + weights
 lab.compare(unbounded, failure, fix)
 
 # %% [markdown]
-# Who held it? Both run once more while TensorFlow records every allocation. The two differ by the rows of a batch, so
-# what the layers keep for the way back is smaller in the second; weights and slots are not.
+# Who held it? Both run once more while TensorFlow records every allocation. The first is seen on the way forward,
+# where it wants too much, the second at its worst moment, on the way back. What the layers keep for that grows with
+# the rows; weights and slots do not.
 
 # %%
 lab.take_apart(failure, fix)

@@ -163,8 +163,9 @@ side_by_side = lab.compare(unbounded, failure, fix, own_process)
 side_by_side
 
 # %% [markdown]
-# Who held it? Both run once more while TensorFlow records every allocation. The numbers before the tensors count the
-# models: each has left its kernels, and its optimizer's slots for them.
+# Who held it? Both run once more while TensorFlow records every allocation. Of each name there are several kernels:
+# those of the models that were dropped, and one of the model in training; the slots of the dropped ones are there as
+# well.
 
 # %%
 lab.take_apart(failure, fix)

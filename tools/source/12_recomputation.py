@@ -219,8 +219,9 @@ keras_step = lab.measure(ordinary, BATCH, label="Keras train_on_batch", env=lab.
 lab.compare(unbounded, keras_step, fix)
 
 # %% [markdown]
-# Who held it? Two of them run once more while TensorFlow records every allocation. The ordinary step holds an output
-# of every layer; in segments, one for each segment, and those of the segment that is computed again.
+# Who held it? Two of them run once more while TensorFlow records every allocation. The ordinary step holds the
+# outputs of its layers; in segments, it holds one for each segment on the way, and those of the segment that is
+# computed again.
 
 # %%
 lab.take_apart(unbounded, fix)

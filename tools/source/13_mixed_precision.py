@@ -196,7 +196,7 @@ lab.compare(advice, fix, halved)
 
 # %% [markdown]
 # Who held it? Two of them run once more while TensorFlow records every allocation. Where the advice dies there are
-# weights and Adam's slots and not one activation: there is nothing that half precision could halve.
+# weights and Adam's slots, in float32, and not one activation: nothing that the *mixed* policy could halve.
 
 # %%
 lab.take_apart(advice, fix)

@@ -167,7 +167,7 @@ lab.compare(advice, fix)
 
 # %% [markdown]
 # Who held it? Both run once more while TensorFlow records every allocation. Most is what the layers over large images
-# give, and what their way back needs; the weights, all together, are a small piece of either bar.
+# give, and what their way back needs; the weights themselves are a small piece of either bar.
 
 # %%
 lab.take_apart(advice, fix)

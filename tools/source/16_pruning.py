@@ -248,8 +248,9 @@ whole = {
 lab.compare(*whole.values(), under_advice, fix)
 
 # %% [markdown]
-# Who held it? Two of them run once more while TensorFlow records every allocation. A kernel of zeros is as large as
-# any other of its shape; a smaller one is smaller.
+# Who held it? Two of them run once more while TensorFlow records every allocation. While a model is loaded, each
+# kernel stands there twice, with zeros or without: as it was made, and as what replaces it. A smaller one is smaller
+# both times.
 
 # %%
 lab.take_apart(whole["pruned"], fix)

@@ -223,8 +223,8 @@ control = lab.measure(alone, data, budget=BUDGET, label="student alone", **PLAIN
 lab.compare(unbounded, failure, fix, control)
 
 # %% [markdown]
-# Who held it? The arm that died runs once more while TensorFlow records every allocation. The teacher's weights stay
-# through the whole training, and its answers to a batch have no room beside them.
+# Who held it? The arm that died runs once more while TensorFlow records every allocation. The teacher's weights are
+# there, and the product of its first hidden layer for the batch has no room beside them.
 
 # %%
 lab.take_apart(failure)

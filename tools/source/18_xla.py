@@ -175,9 +175,9 @@ gelu_xla = lab.measure(train, hand_written_gelu, True, *SIZES, env=ALLOW, label=
 lab.compare(plain, failure, xla, fix, gelu_plain, gelu_xla)
 
 # %% [markdown]
-# Who held it? Two of them run once more while TensorFlow records every allocation. Without XLA each operation asks
-# for its own output; XLA's program asks once, for one block in which it keeps everything. What lies where in that
-# block only the compiler knows.
+# Who held it? Two of them run once more while TensorFlow records every allocation. Without XLA each product asks for
+# a tensor of its own; XLA's program asks once, for one block in which it keeps what it computes on the way. What lies
+# where in that block only the compiler knows.
 
 # %%
 lab.take_apart(plain, failure)

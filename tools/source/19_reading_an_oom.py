@@ -159,7 +159,8 @@ lab.compare(unbounded, failure, fix, control)
 
 # %% [markdown]
 # Who held it? Both run once more while TensorFlow records every allocation. The first holds less than the second, and
-# died: in it the pieces lay so that no hole was large enough.
+# died: there was room enough, but in pieces. A size is the piece that was handed out, and can be larger than its
+# tensor.
 
 # %%
 lab.take_apart(failure, fix)

@@ -256,7 +256,8 @@ unbounded = lab.measure(train, by_one_hot, label="one-hot product, no tight budg
 lab.compare(unbounded, failure, fix)
 
 # %% [markdown]
-# The same trace, read by the lab's own tool: each arm runs once more, and lines of the code are marked in the trace.
+# Traces of the same kind, read by the lab's own tool: each arm runs once more, and lines of the code are marked in
+# its trace.
 
 # %%
 lab.take_apart(failure, fix)

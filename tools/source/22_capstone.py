@@ -519,8 +519,8 @@ side_by_side = lab.compare(before, failure, *report.runs.values())
 side_by_side
 
 # %% [markdown]
-# Who held it when the script, as it was, ran out? It runs once more while TensorFlow records every allocation. Every
-# line here is one to ask: must all of this be there at once?
+# Who held it when the script, as it was, ran out? It runs once more while TensorFlow records every allocation. The
+# line that it names is the first to ask: must all of this be there at once? Others show when that one is cured.
 
 # %%
 lab.take_apart(failure)
