@@ -1,5 +1,6 @@
 """The peak taken apart: which kinds, lines and tensors held an arm's memory at its worst moment, over time, and what grows."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,11 +80,17 @@ def _enough(result, limit):
     return None if result.seconds < _WHOLE else _REACHED * peak
 
 
-# The code and the tensor may break anywhere: a table wider than its cell would hide what counts most in it. Where a narrow
-# window makes it scroll nevertheless, the keyboard reaches it.
+# Code and names break behind these signs: a table wider than its cell would hide what counts most in it. A style that says
+# so does not arrive: JupyterLab takes it out of outputs.
+_SIGNS = re.compile(r"([._/(\[,=])")
+
+
+def _breakable(text):
+    return _SIGNS.sub("\\1\u200b", text)
+
+
 _TABLES = template(
     """\
-<div tabindex="0" role="region" aria-label="largest holders" style="overflow-x:auto">
 {% for arm, moment, after, rows in tables %}
 <table style="width:100%;border-collapse:collapse;table-layout:auto;margin:6px 0"><caption style="text-align:left">
 <b>{{ arm.label }}</b>, largest holders {{ moment }}</caption>
@@ -91,13 +98,13 @@ _TABLES = template(
 <th scope="col" style="text-align:{{ "right" if loop.index < 3 else "left" }}">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr style="vertical-align:top"><td style="text-align:right">{{ "{:,.1f}".format(row["MiB"]) }}</td>
 <td style="text-align:right">{{ "{:.0%}".format(row["share"]) }}</td><td style="text-align:left">{{ row["what"] }}</td>
-<td style="text-align:left;overflow-wrap:anywhere;min-width:12em"><code>{{ row["line"] }}</code></td>
-<td style="text-align:left;overflow-wrap:anywhere;min-width:12em">{{ row["tensor"] }}</td></tr>
+<td style="text-align:left"><code>{{ breakable(row["line"]) }}</code></td>
+<td style="text-align:left">{{ breakable(row["tensor"]) }}</td></tr>
 {% endfor %}</tbody></table>
 {% for words in after %}<div>{{ words }}</div>{% endfor %}
 {% endfor %}
 <small>Measured in a second run of the same function. Sizes are the allocator's chunks, which can be larger than their
-tensors; shares are of the arm's memory in use at that moment.</small></div>"""
+tensors; shares are of the arm's memory in use at that moment.</small>"""
 )
 
 
@@ -149,7 +156,7 @@ class Apart:
         data, metadata = bundle(figure(self), "The peak taken apart\n" + self.text)
         display(data, metadata=metadata, raw=True)
         tables = [(arm, _moment(arm), [*_after(arm)], self._rows(arm)[:_MOST]) for arm in self.arms]
-        display(HTML(_TABLES.render(tables=tables)))
+        display(HTML(_TABLES.render(tables=tables, breakable=_breakable)))
 
     def __str__(self):
         return self.text
