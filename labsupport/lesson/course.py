@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 
 from labsupport.ground.arm import get_ready
 from labsupport.ground.budget import machine_memory, mib
+from labsupport.ground.quiet import without_stderr
 from labsupport.showing.cards import as_html, show_widget
 from labsupport.showing.palette import FIGURES
 from labsupport.showing.plain import plain
@@ -25,18 +26,11 @@ def load_tensorflow():
     describe_plots()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     get_ready()
-    # Compiled code writes to file descriptor 2 directly, before its log level can be set from Python.
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
+    with without_stderr():  # it writes there before its log level can be set from Python
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
         tf.config.set_visible_devices([], "GPU")
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
     devices = f"{len(gpus)} GPU" if gpus else "no GPU"
     print(f"TensorFlow {tf.__version__}, {os.cpu_count()} cores, {mib(machine_memory())} of memory, {devices}")
     return tf

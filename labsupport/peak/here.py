@@ -11,13 +11,14 @@
             print(row.size, row.kind, row.line, row.tensor)
         print(seen.lines or seen.parts.window)  # what is not known, in words, or ""
 
-`seen` is filled when the block has ended, also by an exception, which passes; the trace is read when it is first asked. Nothing is raised into the block: what cannot
-be recorded is `seen.parts is None` and a reason in `seen.why`. `seen.parts` are the Parts at the block's worst moment (see
-parts.py): `.rows`, `.by("line")`, `.over_time`, `.end` (what the block has left), `.growth`, `.level`; `.before` is what was
-in use already when it began, of which nothing is known, so that `.named` counts it as not named.
+`seen` is filled when the block has ended, also by an exception, which passes; the trace is read when it is first asked.
+Nothing is raised into the block: what cannot be recorded is `seen.parts is None` and a reason in `seen.why`. `seen.parts`
+are the Parts at the block's worst moment (see parts.py): `.rows`, `.by("line")`, `.over_time`, `.end` (what the block has
+left), `.growth`, `.level`; `.before` is what was in use already when it began, of which nothing is known, so that `.named`
+counts it as not named.
 
 What it costs: some tens of microseconds for each operation and each line of the script's own code, which is nothing beside
-a training step and doubles the time of a loop of the smallest operations; at the end about a second for each 10,000
+a training step and doubles the time of a loop of the smallest operations; to read it, about a second for each 10,000
 operations; memory as window.py says. TensorFlow must be loaded before, and so must Keras for its layers to be named; neither
 is started for it.
 """
@@ -26,6 +27,7 @@ import contextlib
 import os
 import sys
 
+from labsupport.ground.quiet import without_stderr
 from labsupport.peak.looking import taken_apart
 from labsupport.peak.parts import parts
 from labsupport.peak.recording import Recording
@@ -96,7 +98,7 @@ def _begun(seen):
         seen.refuse("TensorFlow was not loaded when the block began")
         return None
     try:
-        with _quietly():
+        with without_stderr():  # a dozen lines of TensorFlow's profiler
             return Recording(tf).__enter__()
     except Exception as error:
         seen.refuse(f"no recording: {error}")
@@ -105,25 +107,8 @@ def _begun(seen):
 
 def _end(seen, recording):
     try:
-        with _quietly():
+        with without_stderr():  # a dozen lines of TensorFlow's profiler
             recording.__exit__(None, None, None)
         seen.keep(recording)
     except Exception as error:
         seen.refuse(f"the recording could not be read: {error}")
-
-
-@contextlib.contextmanager
-def _quietly():
-    """Without the dozen lines that TensorFlow's profiler writes to standard error when it begins and ends."""
-    try:
-        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # standard error is closed
-        yield
-        return
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
