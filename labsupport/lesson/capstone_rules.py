@@ -250,8 +250,11 @@ class Bench:
 
         return tf.data.Dataset.range(number).map(one).take(number)  # take() keeps tf.data from merging map and batch
 
-    def most_held(self, name, data, number):
-        """Bytes at most while `number` images of a data set, or a pipeline, are taken."""
+    def held_through(self, name, data, number):
+        """Bytes while `number` images of a data set, or a pipeline, are taken: at most, and when the last one is.
+
+        The first catches what comes and goes, and with it what happens to be in work; the second is exact.
+        """
         levels, before, taken = [], self.held(), 0
         with calling(name):
             with self.peak(levels):
@@ -262,12 +265,12 @@ class Bench:
                 del images, _
             levels.append(self.held() - before)
             del elements
-        return max(levels)
+        return levels
 
     def held_ahead(self, name, data, number):
         """Bytes that a data set, or a pipeline, holds behind its first element, when its buffers have filled: as in training.
 
-        most_held() reads too fast for that. number: of its images, which this need not know.
+        held_through() reads too fast for that. number: of its images, which this need not know.
         """
         before = self.held()
         with calling(name):
@@ -353,9 +356,12 @@ def _buffers(bench):
     few, many = 192, 576  # both fill whatever works ahead
 
     def growth(name, data_of):
-        ways = (bench.most_held, bench.held_ahead)
-        held = [[way(name, data_of(number), number) for number in (few, many)] for way in ways]
-        return max((more - less) / (many - few) / bench.image for less, more in held)
+        held = [
+            [*bench.held_through(name, data_of(number), number), bench.held_ahead(name, data_of(number), number)]
+            for number in (few, many)
+        ]
+        # Each way by itself: the highest of all would compare what was in work in one with what is kept in the other.
+        return max((more - less) / (many - few) / bench.image for less, more in zip(*held))
 
     pipeline = growth("make_pipeline", lambda number: bench.dataset("make_pipeline", bench.synthetic(number)))
     running = growth("image_dataset", lambda number: bench.dataset("image_dataset", *bench.files(number)))
