@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 
 from labsupport.peak.kinds import VARIABLES, Kinds, forward_name, in_graph, operation, written
-from labsupport.peak.over_time import curve, growth, moments
+from labsupport.peak.over_time import TURNS, curve, growth, moments
 from labsupport.peak.recording import Recording
 from labsupport.peak.trace import blocks, threads
 
@@ -86,7 +86,7 @@ def taken_apart(recording, limit, ended):
     until = end if ended else worst.start
     name, times = moments(found, recording.phases, made[0].start, until, recording.lines)
     # A loop that makes variables builds a model: only a training that comes back leaves some behind.
-    built = VARIABLES if name.startswith("run of line") else ()
+    built = VARIABLES if name.startswith(TURNS) else ()
     grows = [pair for pair in told if pair[1] not in built]
     grown = growth(grows, times, lambda block, kind: (kind, *_place(block, recording)))
     return {

@@ -12,6 +12,9 @@ _FEWEST, _PARTS = 4, 4
 _LEAST = 16 * 256
 # Of what was recorded, the turns of a loop must span so much: one that only builds layers, or stacks them, is no training.
 _SPAN = 0.5
+# What a training comes back to, the surest first.
+_PHASE, _UPDATE, _WAY_BACK, _CALL, _TURN = range(5)
+TURNS = "run of line"  # the name of moments that are the turns of a loop, before the line's number
 _NUMBER = re.compile(r"[\s_#-]*\d+$")  # behind a phase's name: "epoch 3" and "epoch 4" are one
 
 
@@ -46,22 +49,26 @@ def moments(found, phases, begin, until, lines=()):
     for thread in found:
         for time, kind, number in thread.lines:
             if kind == "phase":
-                ends[0, _NUMBER.sub("", phases[number])].append(time)
+                ends[_PHASE, _NUMBER.sub("", phases[number])].append(time)
             elif kind == "line" and number < len(lines) and lines[number][1]:
-                ends[4, f"run of line {lines[number][1]}"].append(time)
+                ends[_TURN, lines[number]].append(time)
         for span in thread.spans:
             if span.name == "update":
-                ends[1, "update"].append(span.end)
+                ends[_UPDATE, "update"].append(span.end)
             elif span.name.startswith("backward "):
-                ends[2, "way back"].append(span.end)
+                ends[_WAY_BACK, "way back"].append(span.end)
             elif span.is_call:
-                ends[3, span.name].append(span.end)
+                ends[_CALL, span.name].append(span.end)
     told = {key: sorted(time for time in times if time <= until) for key, times in ends.items()}
     spans = lambda times: len(times) >= _FEWEST and times[-1] - times[0] > _SPAN * (until - begin)
-    told = {key: times for key, times in told.items() if key[0] < 4 or spans(times)}
+    told = {key: times for key, times in told.items() if key[0] != _TURN or spans(times)}
     rank, name = min(told, key=lambda key: (len(told[key]) < _FEWEST, key[0], -len(told[key])), default=(0, ""))
     times = told.get((rank, name), [])
-    return ("call" if rank == 3 else name, times) if len(times) >= _FEWEST else ("", [])
+    if len(times) < _FEWEST:
+        return "", []
+    if rank == _TURN:
+        return f"{TURNS} {name[1]}", times
+    return "call" if rank == _CALL else name, times
 
 
 def growth(told, times, key):
@@ -72,8 +79,9 @@ def growth(told, times, key):
     for block, kind in told:
         first, after = bisect_left(times, block.start), bisect(times, block.end)
         if first < after:
-            changes[key(block, kind)][first] += block.size
-            changes[key(block, kind)][after] -= block.size
+            steps = changes[key(block, kind)]
+            steps[first] += block.size
+            steps[after] -= block.size
     last = len(times) - 1
     parts = min(_PARTS, last - 1)
     edges = [1 + (last - 1) * part // parts for part in range(parts + 1)]

@@ -8,7 +8,7 @@ from labsupport.ground.budget import MIB, mib
 from labsupport.ground.result import Line, line_of
 
 _LETTERS = 60  # of a line of code in a text: enough to know it by
-_LEAST = MIB // 20  # bytes: less reads "0.0 MiB"
+LEAST = MIB // 20  # bytes: less reads "0.0 MiB"
 
 
 class Row(NamedTuple):
@@ -25,6 +25,11 @@ class Row(NamedTuple):
     dtype: str
     size: int
     number: int
+
+    @property
+    def code(self):
+        """The line with its number; "" where it is not known."""
+        return f"{self.line.number}: {self.line.source}" if self.line else ""
 
     @property
     def tensor(self):
@@ -83,11 +88,16 @@ class Parts:
 
     def by(self, what):
         """{value: MiB} of the rows by "kind", "line", "layer" or "operation", largest first."""
-        sums = {}
-        for row in self.rows:
-            value = getattr(row, what)
-            sums[value] = sums.get(value, 0) + row.size / MIB
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+        return {value: size / MIB for (value,), size in totals(self.rows, what)}
+
+
+def totals(rows, *fields):
+    """[((value of each field), bytes)] of rows that agree in these fields, largest first."""
+    sums = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in fields)
+        sums[key] = sums.get(key, 0) + row.size
+    return sorted(sums.items(), key=lambda item: -item[1])
 
 
 def parts_of(result, seen):
@@ -108,11 +118,8 @@ def parts(label, seen, measured):
 
 def largest(parts, most=3):
     """Texts on the kinds and lines that held most at the worst moment, largest first, such as "9.9 MiB weights (line 4: …)"."""
-    sums = {}
-    for row in parts.rows:
-        sums[row.kind, row.line] = sums.get((row.kind, row.line), 0) + row.size
-    first = sorted(sums.items(), key=lambda item: -item[1])[:most]
-    return [f"{mib(size)} {kind} ({_at(line)})" for (kind, line), size in first if size >= _LEAST]
+    first = totals(parts.rows, "kind", "line")[:most]
+    return [f"{mib(size)} {kind} ({_at(line)})" for (kind, line), size in first if size >= LEAST]
 
 
 def _at(line):

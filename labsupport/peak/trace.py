@@ -125,11 +125,11 @@ def blocks(found, polls=(), ended=True):
     ended: whether the script came to its end; where it was cut short, what was alive at the last allocation has outlived
     the line that made it as far as anybody can tell.
     """
-    lines = _first_lines(found)  # of the main thread, for threads that run nothing of the script
+    lines = [_lines(thread) for thread in found]
+    first = min(filter(None, lines), default=[])  # of the main thread, for threads that run nothing of the script
     events = []
-    for thread in found:
-        own = _lines(thread)
-        events += [(time, begins, stats, span, thread, own or lines) for time, begins, stats, span in thread.memory]
+    for thread, own in zip(found, lines):
+        events += [(time, begins, stats, span, thread, own or first) for time, begins, stats, span in thread.memory]
     events.sort(key=lambda event: event[0])
     main = _busiest(events)
     last = _LIVE_FOREVER if ended else max((time for time, begins, *_ in events if begins), default=0)
@@ -173,12 +173,8 @@ def blocks(found, polls=(), ended=True):
     return made
 
 
-def _first_lines(found):
-    """[(time, number)] of marks of lines in the thread that marked the first."""
-    return min(filter(None, map(_lines, found)), default=[])
-
-
 def _lines(thread):
+    """[(time, number)] of marks of lines."""
     return sorted((time, number) for time, kind, number in thread.lines if kind in ("line", "back"))
 
 

@@ -13,7 +13,7 @@ from labsupport.ground.budget import MIB, machine_memory, mib, parse_size
 from labsupport.ground.result import ArmResult
 from labsupport.peak.kinds import KINDS
 from labsupport.peak.looking import looked
-from labsupport.peak.parts import parts_of
+from labsupport.peak.parts import LEAST, parts_of, totals
 from labsupport.showing import live, running
 from labsupport.showing.cards import template
 from labsupport.showing.curve import COLOUR_OF, stacked
@@ -127,7 +127,7 @@ class Apart:
                 "MiB": row.size / MIB,
                 "share": row.size / arm.level,
                 "what": row.kind,
-                "line": f"{row.line.number}: {row.line.source}" if row.line else "",
+                "line": row.code,
                 "tensor": row.tensor,
             }
             for row in arm.rows
@@ -173,16 +173,16 @@ def _headline(arm):
 
 def _lines(arm):
     yield f"{arm.label}: {_headline(arm)}"
-    yield "  " + ", ".join(f"{kind} {size:,.1f}" for kind, size in arm.by("kind").items() if size >= 0.05)
+    yield f"  {_by_kind(arm.rows)}"
     for row in arm.rows[:_MOST]:
-        line = f"line {row.line.number}, {row.line.source}" if row.line else "no line"
+        line = f"line {row.code}" if row.line else "no line"
         yield f"  {mib(row.size)}: {row.kind}; {line}; {row.tensor}"
     yield from (f"  {words}" for words in _after(arm))
 
 
 def _after(arm):
     """Sentences on what grew, and on what was left at the end."""
-    least = max(_GROWS * arm.level / max(arm.moments - 1, 1), MIB / 20)  # less reads "0.0 MiB"
+    least = max(_GROWS * arm.level / max(arm.moments - 1, 1), LEAST)
     for grown in arm.growth:
         if grown.size >= least:
             line = f" at line {grown.line.number}: {grown.line.source}" if grown.line else ""
@@ -192,11 +192,12 @@ def _after(arm):
     elif arm.end is None:
         yield "Looked at up to its worst moment, not to its end."
     else:
-        sums = {}
-        for row in arm.end:
-            sums[row.kind] = sums.get(row.kind, 0) + row.size / MIB
-        kinds = ", ".join(f"{kind} {size:,.1f}" for kind, size in sums.items() if size >= 0.05)
-        yield f"At its end {sum(sums.values()):,.1f} MiB were left" + (f": {kinds}" if kinds else "") + "."
+        kinds = _by_kind(arm.end)
+        yield f"At its end {mib(sum(row.size for row in arm.end))} were left" + (f": {kinds}" if kinds else "") + "."
+
+
+def _by_kind(rows):
+    return ", ".join(f"{kind} {size / MIB:,.1f}" for (kind,), size in totals(rows, "kind") if size >= LEAST)
 
 
 def figure(apart):
@@ -225,18 +226,13 @@ def figure(apart):
 
 def _bars(axes, arm, width):
     """The nested bars of one arm, on an axis `width` MiB wide."""
-    kinds = [*arm.by("kind")]
-    lines = {kind: {} for kind in kinds}
-    for row in arm.rows:
-        lines[row.kind].setdefault(row.line, []).append(row)
     left = [0.0] * len(_ROWS)
-    for kind in kinds:
-        size = sum(row.size for rows in lines[kind].values() for row in rows) / MIB
+    for kind, size in arm.by("kind").items():
         left[0] = _bar(axes, 0, left[0], size, f"{kind} {size:,.1f}", COLOUR_OF[kind], width)
-        for line, rows in sorted(lines[kind].items(), key=lambda item: -sum(row.size for row in item[1])):
-            size = sum(row.size for row in rows) / MIB
-            words = f"{line.number}: {line.source}" if line else "no line"
-            left[1] = _bar(axes, 1, left[1], size, words, COLOUR_OF[kind], width)
+        of_kind = [row for row in arm.rows if row.kind == kind]
+        for (line,), size in totals(of_kind, "line"):
+            rows = [row for row in of_kind if row.line == line]
+            left[1] = _bar(axes, 1, left[1], size / MIB, rows[0].code or "no line", COLOUR_OF[kind], width)
             for row in rows:
                 left[2] = _bar(axes, 2, left[2], row.size / MIB, row.tensor, COLOUR_OF[kind], width)
     if arm.asked is not None:

@@ -54,8 +54,7 @@ def _arm(arm):
 
 
 def _row(row, level):
-    line = f"{row.line.number}: {row.line.source}" if row.line else ""
-    told = {"kind": row.kind, "line": line, "layer": row.layer, "operation": row.operation}
+    told = {"kind": row.kind, "line": row.code, "layer": row.layer, "operation": row.operation}
     told |= {"tensor": row.tensor, "dtype": row.dtype}
     return {name: plain(text) for name, text in told.items()} | {"size": row.size / MIB, "share": row.size / level}
 
