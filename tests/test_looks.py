@@ -1,6 +1,5 @@
 """What a learner sees and hears: figures in words, axe-core over all that we show, widths, colours, keys alone."""
 
-import itertools
 import re
 import shutil
 import sys
@@ -12,14 +11,15 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser import ROOT, THEMES, finished, open_notebook, open_page, run_cells_above, set_theme, wait_for
-from colorspacious import cspace_convert, deltaE
+from eyes import BLINDNESS, alike
 
 from labsupport.showing.palette import COLOURS, LINES, style
 from labsupport.showing.words import bundle, describe
 
 sys.path.append(str(ROOT / "tools"))
-from build import without_markup
 from looks import WIDTHS
+
+from build import without_markup
 
 SHOWN = ["02_arrays_into_datasets", "14_shapes_and_layers"]  # many verdicts, wide tables, long labels
 SAMPLER = [
@@ -319,17 +319,9 @@ def test_an_empty_figure_does_not_stop_a_lab():
     assert words(lambda axes: (axes.plot([], [], label="nothing"), axes.bar([], []))) == "Plot. nothing: unavailable"
 
 
-@pytest.mark.parametrize("blindness", ["deuteranomaly", "protanomaly", "tritanomaly"])
+@pytest.mark.parametrize("blindness", BLINDNESS)
 def test_arms_stay_apart_for_colour_blind_eyes(blindness):
-    """Machado et al. 2009 at full severity; in CAM02-UCS a difference of 1 is just seen, and lines need about ten times that."""
-    rgb = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS])
-    seen = np.clip(cspace_convert(rgb, {"name": "sRGB1+CVD", "cvd_type": blindness, "severity": 100}, "sRGB1"), 0, 1)
-    near = [
-        (COLOURS[i], COLOURS[j])
-        for i, j in itertools.combinations(range(len(COLOURS)), 2)
-        if deltaE(seen[i], seen[j], input_space="sRGB1") < 10
-    ]
-    assert not near
+    assert not alike(COLOURS, 10, blindness), "lines need about ten times what is just seen"
 
 
 def test_arms_differ_in_line_style_too():

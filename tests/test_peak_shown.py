@@ -1,10 +1,8 @@
 """The peak taken apart, as it is shown: colours that stay apart, a curve, tables, sentences. No arm runs here."""
 
-import itertools
-
 import numpy as np
 import pytest
-from colorspacious import cspace_convert, deltaE
+from eyes import BLINDNESS, alike, rgb
 
 from labsupport.ground.budget import MIB
 from labsupport.ground.result import Line
@@ -26,24 +24,10 @@ def parts(label="kept", asked=None, end=None, growth=()):
     return Parts(label, rows, asked, 80 * MIB, 80 * MIB, curve, end, "epoch", 5, list(growth))
 
 
-def rgb(colours):
-    return np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours])
-
-
-@pytest.mark.parametrize("blindness", [None, "deuteranomaly", "protanomaly", "tritanomaly"])
+@pytest.mark.parametrize("blindness", [None, *BLINDNESS])
 def test_kinds_of_memory_stay_apart_side_by_side_for_all_eyes(blindness):
-    """As test_arms_stay_apart_for_colour_blind_eyes in test_looks.py, for fills that touch each other."""
     assert len(PARTS) == len(KINDS)
-    seen = rgb(PARTS)
-    if blindness:
-        space = {"name": "sRGB1+CVD", "cvd_type": blindness, "severity": 100}
-        seen = np.clip(cspace_convert(seen, space, "sRGB1"), 0, 1)
-    near = [
-        (KINDS[i], KINDS[j])
-        for i, j in itertools.combinations(range(len(PARTS)), 2)
-        if deltaE(seen[i], seen[j], input_space="sRGB1") < 15
-    ]
-    assert not near
+    assert not alike(PARTS, 15, blindness), "fills that touch each other need more than lines"
 
 
 def test_black_words_are_legible_on_every_kind():
