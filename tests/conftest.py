@@ -21,6 +21,7 @@ from labsupport.lesson.exercises import EXERCISE_MIME
 
 os.environ["LABSUPPORT_LEDGER"] = "off"  # tests and the kernels that they start write to nobody's ledger
 _LOOK_SECONDS = 1
+_SLOWEST = 20  # files that are listed with their seconds
 _ONE_WORKER = 3 * 2**30  # a kernel and an arm with TensorFlow each, and the largest budget in the tests
 
 
@@ -72,10 +73,17 @@ def pytest_unconfigure(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How many arms ran, and the doctor's confusion table: what the trouble was, and what the doctor named first."""
+    """Where the time went, how many arms ran, and the doctor's table: what the trouble was, and what it named first."""
     ran, again = reuse.count()
     if ran:
         terminalreporter.line(f"{ran} arms ran in notebooks, {again} took the result of an equal one")
+    seconds = Counter()
+    for report in (report for group in terminalreporter.stats.values() for report in group):
+        if hasattr(report, "nodeid"):
+            seconds[report.nodeid.split("::")[0]] += getattr(report, "duration", 0)
+    terminalreporter.section("seconds, by file")
+    for file, took in seconds.most_common(_SLOWEST):
+        terminalreporter.line(f"{took:6,.0f} {file}")
     reports = [report for group in ("passed", "failed") for report in terminalreporter.stats.get(group, [])]
     pairs = Counter(tuple(value) for report in reports for name, value in report.user_properties if name == "doctor")
     if pairs:
