@@ -19,6 +19,7 @@ from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
 README, TABLE = ROOT / "README.md", ROOT / "data" / "verdicts.md"
+APART = "The peak taken apart"  # begins the words beside a picture that is of one moment, and of some of the arms
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -57,12 +58,12 @@ img{max-width:100%;background:#fff}
 
 
 def verdicts(path):
-    """The verdicts of an executed notebook, each with the last picture above it: [{id, verdict, …, lab, picture, alt}]."""
+    """The verdicts of an executed notebook, each with the last picture of arms above it: [{id, verdict, …, lab, picture, alt}]."""
     found, picture, alt = [], None, ""
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if "image/png" in data:
+            if "image/png" in data and not data.get("text/plain", "").startswith(APART):
                 picture, alt = data["image/png"], data.get("text/plain", "")
             if VERDICT_MIME in data:
                 found.append({**data[VERDICT_MIME], "lab": path.stem, "picture": picture, "alt": alt})
