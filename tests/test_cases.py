@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labsupport.doctor.examining import examine_script
+from labsupport.doctor.process import examine_script
 from labsupport.doctor.rules import LABS, diagnose
 from labsupport.doctor.terminal import DoctorDisplay
 
@@ -17,15 +17,16 @@ TABLE = Path(__file__).parent / "cases" / "README.md"
 
 
 def settings(name):
-    """{"kind", "budget", "devices"} from a script's comments; kind is "none" where nothing is wrong."""
-    return dict(re.findall(r"^# (kind|budget|devices): (.+)$", CASES[name].read_text(), re.MULTILINE))
+    """{"kind", "budget", "outside", "devices"} from a script's comments; kind is "none" where nothing is wrong."""
+    return dict(re.findall(r"^# (kind|budget|outside|devices): (.+)$", CASES[name].read_text(), re.MULTILINE))
 
 
 def diagnosed(name, *arguments):
     wanted = settings(name)
     path, budget = str(CASES[name]), wanted["budget"]
     devices = int(wanted.get("devices", 1))
-    result = examine_script(path, list(arguments), lambda: DoctorDisplay(path, budget), budget, logical_devices=devices)
+    outside = wanted.get("outside", "4 GiB")
+    result = examine_script([path, *arguments], lambda: DoctorDisplay(path, budget), budget, outside, devices)
     return diagnose(result)
 
 

@@ -76,11 +76,12 @@ class Probe:
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
         self._holders = []
+        self.unseen = []  # see Facts
         self._known = weakref.WeakSet()  # the tf.functions met so far
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
-        self._thread = threading.get_ident()
+        self._thread = threading.main_thread().ident
 
     def install(self):
         """Wrap the entry points. Each wrapper takes the original, then its arguments."""
@@ -97,7 +98,6 @@ class Probe:
         _wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
         _wrap(constant_op, "convert_to_eager_tensor", self._convert)
         _wrap(session.BaseSession, "run", self._session_run)
-        self._forgive_late_settings()
 
     # --- what is noted
 
@@ -263,8 +263,8 @@ class Probe:
         finally:
             self.end()
 
-    def _forgive_late_settings(self):
-        """A script may configure devices and threads at its start, which is too late here: TensorFlow runs already."""
+    def forgive_late_settings(self):
+        """For a script that configures devices and threads at its start, where that is too late: they are set up already."""
         config = self._tf.config
         settings = {
             config: ("set_visible_devices", "set_logical_device_configuration"),
@@ -278,7 +278,7 @@ class Probe:
     def _forgiving(self, name, original, *args, **kwargs):
         try:
             return original(*args, **kwargs)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             self._ignored.add(name)
 
     # --- report
@@ -306,6 +306,7 @@ class Probe:
                 failed=self._intervals.failed,
                 ignored=sorted(self._ignored),
                 holders=self._holders,
+                unseen=self.unseen,
             )
         )
 

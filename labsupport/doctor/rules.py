@@ -59,7 +59,7 @@ _LET_GO = 1.2
 
 @dataclass(frozen=True)
 class Suspect:
-    """kind: a key of LABS. evidence: sentences.
+    """kind: a key of LABS. evidence: sentences. place: "train.py:41", where one line of the script is known.
 
     size: bytes it accounts for, None where it lies outside TensorFlow's allocator.
     """
@@ -67,6 +67,7 @@ class Suspect:
     kind: str
     size: int | None
     evidence: list
+    place: str = ""
 
     @property
     def labs(self):

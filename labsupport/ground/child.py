@@ -122,7 +122,7 @@ def _kinds(error, message):
     return {inside[1]} if inside else names
 
 
-def _raised(error, setup=False):
+def record_of(error, setup=False):
     """The record of an exception."""
     from labsupport.ground.record import Cause, Raised, sendable
 
@@ -191,7 +191,7 @@ def _run(job, gauge, sender):
         if os.getpid() != me:
             _leave(caught)
         lift_process_limit()
-        raised = _raised(caught, setup=not loaded)
+        raised = record_of(caught, setup=not loaded)
     return value, raised, time.monotonic() - gauge.zero if gauge.zero else None, gauge.figures()
 
 

@@ -228,7 +228,7 @@ class Facts(Struct, tag=True):
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; open: what runs now; failed: what
     ran when an exception began; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
-    or on why none are known, where they were asked for.
+    or on why none are known, where they were asked for; unseen: what ran here and holds memory that no probe sees.
     """
 
     steps: list[Step] = []
@@ -242,6 +242,7 @@ class Facts(Struct, tag=True):
     failed: Interval | None = None
     ignored: list[str] = []
     holders: list[str] = []
+    unseen: list[str] = []
 
 
 Record = Start | Sample | PhaseBegun | Phase | Facts | End

@@ -69,6 +69,15 @@ class ArmError:
     __repr__ = __str__
 
 
+class Family(NamedTuple):
+    """The children of an arm when they held most: bytes that are theirs alone (USS), of all and of the largest."""
+
+    seconds: float
+    number: int
+    size: int
+    largest: int
+
+
 @dataclass(repr=False)
 class ArmResult:
     """One measured run of one function.
@@ -80,6 +89,7 @@ class ArmResult:
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
     wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
     ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
+    family: what its children held, where that was much. status: a script's exit status as Popen gives it, None for an arm.
     job: the arm.Job that was run, where it can be run again.
     """
 
@@ -97,6 +107,8 @@ class ArmResult:
     wanted: int | None = None
     dumps: list = field(default_factory=list)
     facts: Facts | None = None
+    family: Family | None = None
+    status: int | None = None
     device: str = ""
     output: str = ""
     job: object = field(default=None, compare=False)
@@ -169,7 +181,7 @@ def libraries():
 
 def is_own(file):
     """Whether code of this file is the learner's rather than a library's. A relative path or a cell's name is the learner's."""
-    return not file.startswith(("<frozen", *libraries()))
+    return not file.startswith(("<frozen", *libraries())) and not file.endswith(".pyx")  # Cython tells a relative path
 
 
 class Stopped(KeyboardInterrupt):
