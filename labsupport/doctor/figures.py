@@ -50,7 +50,8 @@ def wanted(result):
 
     Where TensorFlow crashed in place of raising an error, it is the array that was being copied just then.
     """
-    return (result.wanted or result.facts.converted.now or None) if result.error else None
+    copied = result.facts.converted.now if result.facts else 0
+    return (result.wanted or copied or None) if result.error else None
 
 
 def in_use(result):

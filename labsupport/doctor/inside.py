@@ -142,6 +142,9 @@ class _Visit:
             return
         from tensorflow.python.eager import context
 
+        # All that is needed at the end: Python forgets that it shall end by SIGINT when anything evaluates source then, as
+        # some modules do when they are imported (pythonrun.c: _Py_UnhandledKeyboardInterrupt).
+        import labsupport.ground.child  # noqa: F401
         from labsupport.doctor.probes import Probe
         from labsupport.ground import meter
         from labsupport.ground.budget import Budget
@@ -203,7 +206,10 @@ class _Visit:
     def end(self):
         """The script's code, its threads and its own exit handlers have ended."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if self._elsewhere() or (error is None and self._sender is None and not _other_libraries()):
+        nothing = error is None or isinstance(
+            error, KeyboardInterrupt
+        )  # an import would change its exit status, see above
+        if self._elsewhere() or (nothing and self._sender is None and not _other_libraries()):
             return
         from labsupport.ground.budget import lift_process_limit
         from labsupport.ground.child import record_of
