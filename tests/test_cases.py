@@ -39,8 +39,10 @@ def told(diagnosis):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if settings(name)["kind"] in LABS])
-def test_the_doctor_names_what_people_reported(name):
+def test_the_doctor_names_what_people_reported(name, record_property):
     diagnosis = diagnosed(name)
+    named = diagnosis.suspects[0].kind if diagnosis.suspects else "silent"
+    record_property("doctor", (settings(name)["kind"], named))
     assert diagnosis.suspects and diagnosis.suspects[0].kind == settings(name)["kind"], told(diagnosis)
 
 

@@ -78,7 +78,6 @@ def differences(name, folder):
     """{what: (bare, by the doctor)} of what is not the same."""
     words, given = laid_out(name, folder / "bare")
     laid_out(name, folder / "seen")
-    split = next((n for n, word in enumerate(words) if not word.startswith("-") and word != "package"), 0) + 1
     split = 2 if words[0] == "-m" else 1
     doctor = f"import sys; sys.path.insert(0, {_ROOT!r}); from labsupport.__main__ import main; sys.exit(main())"
     options = ["--budget", "64 MiB", "--report", str(folder / "report.txt"), "--", *words[split:]]

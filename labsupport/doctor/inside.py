@@ -14,6 +14,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+_LOOK_SECONDS = 0.5  # between two looks at what a long call of the script buffers: two looks tell that it is long
+
 
 def begin(settings):
     """Called before the script. settings: see examining.py."""
@@ -45,13 +47,13 @@ def _resident():
 
 
 class _WithTensorflow:
-    """On sys.meta_path: lets a visit know when `import tensorflow` begins and when it has ended. It imports nothing itself."""
+    """On sys.meta_path: lets a visit know when TensorFlow or Keras is imported, and when that has ended. It finds nothing itself."""
 
     def __init__(self, visit):
-        self._visit, self._asking = visit, False
+        self._visit, self._asking, self._left = visit, False, {"tensorflow", "keras"}
 
     def find_spec(self, name, path=None, target=None):
-        if name != "tensorflow" or self._asking:
+        if name not in self._left or self._asking:
             return None
         self._asking = True
         try:
@@ -65,9 +67,11 @@ class _WithTensorflow:
 
     def _execute(self, loader, execute, module):
         del loader.exec_module
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        self._left.discard(module.__name__)
         with self._visit.of_tensorflow():
+            if module.__name__ == "keras":
+                execute(module)
+                return
             self._visit.before_tensorflow()
             execute(module)
             self._visit.after_tensorflow(module)
@@ -79,6 +83,8 @@ class _Visit:
     def __init__(self, settings):
         self._settings, self._pid = settings, os.getpid()
         self._zero, self._base = time.monotonic(), _resident()
+        self._looked = 0.0
+        self._inside, self._device = False, ""  # in of_tensorflow(); the device that is read
         self._resident = self._private = 0  # bytes that Python and TensorFlow took for themselves
         self._probe = self._gauge = self._sender = self._recording = None
         os.set_inheritable(settings["records"], False)
@@ -91,11 +97,14 @@ class _Visit:
     @contextmanager
     def of_tensorflow(self):
         """What the process grows by in here is TensorFlow's own: it is allowed, and not counted."""
-        before = self._sizes()
+        outermost, self._inside = not self._inside, True  # Keras imports TensorFlow
+        before = self._sizes() if outermost else None
         try:
             yield
         finally:
-            self._add(before)
+            if outermost:
+                self._inside = False
+                self._add(before)
 
     @_quietly
     def _sizes(self):
@@ -111,6 +120,9 @@ class _Visit:
         after = self._sizes()
         self._resident += after[0] - before[0]
         self._private += after[1] - before[1]
+        if self._gauge is not None:
+            self._gauge.process_zero = self._base + self._resident
+            self._tell_start()
         Budget(*self._settings["budget"]).limit_process(self._settings["private"] + self._private)
 
     @_quietly
@@ -158,6 +170,7 @@ class _Visit:
         self._gauge.start_late(self._zero, self._base)
         self._probe = Probe(self._gauge, tf)
         self._probe.install()
+        _stay_out_of_graphs(self._probe)
         if device.startswith("GPU"):  # its share has been set, as the budget
             self._probe.forgive_late_settings()
         self._probe.send()
@@ -179,16 +192,20 @@ class _Visit:
         if self._elsewhere():
             return
         from labsupport.ground import meter
-        from labsupport.ground.record import Start
 
         budget.reserve(tf, device)
         self._gauge.counter = meter.AllocatorCounter(tf, device)
         self._gauge.start_late(self._zero, self._base + self._resident)
         meter.active = self._gauge
-        self._sender.send(Start(self._zero, self._gauge.process_zero, device, self._pid))
+        self._device = device
         if self._settings["lines"]:
             self._record_lines()
         _thread.start_new_thread(self._sample, ())  # not one of threading's, which a script may count and wait for
+
+    def _tell_start(self):
+        from labsupport.ground.record import Start
+
+        self._sender.send(Start(self._zero, self._gauge.process_zero, self._device, self._pid))
 
     def _record_lines(self):
         import keras  # noqa: F401  a recording marks the layers and optimizers of what is loaded when it begins
@@ -200,7 +217,12 @@ class _Visit:
 
     @_quietly
     def _sample(self):
-        self._gauge.keep_sampling()
+        self._gauge.keep_sampling(self._look_sometimes)
+
+    def _look_sometimes(self):
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._probe.look_between()
 
     @_quietly
     def end(self):
@@ -244,6 +266,17 @@ class _Visit:
             block.__exit__(None, None, None)
             self._probe.name_holders(seen)
         self._probe.take_census([frame for frame in frames if own(frame.f_code)])
+
+
+def _stay_out_of_graphs(probe):
+    """Let TensorFlow leave out the probes' frames where an error's text tells in which lines an operation was made."""
+    from tensorflow.python.util import tf_stack
+
+    class OurFrames(tf_stack.StackTraceFilter):
+        def get_filtered_filenames(self):
+            return frozenset({sys.modules[type(probe).__module__].__file__})
+
+    OurFrames().__enter__()  # for this thread, until it ends
 
 
 def _other_libraries():

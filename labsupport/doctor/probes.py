@@ -59,7 +59,7 @@ def _described(python):
     tf.function of its own, as Keras makes one for each model.
     """
     code, outer = (getattr(function, "__code__", None) for function in (inspect.unwrap(python), python))
-    place = _place(code) if code and own(code) else "of a library"
+    place = _place(code) if code and own(code) else f"called at {_where() or 'a library'}"
     name = sendable(getattr(python, "__name__", "tf.function"))
     return code, Function(name, place, own=outer is not None and own(outer))
 
@@ -72,7 +72,8 @@ class Probe:
         self._intervals = Intervals(gauge)
         self._censuses = Censuses(gauge, tf)
         self._functions = {}  # code: Function
-        self._converted = Converted()
+        self._converted, self._baked = Converted(), Converted()
+        self._calling = ""  # the tf.function that runs, and is traced perhaps
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
         self._holders = []
@@ -81,6 +82,7 @@ class Probe:
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
+        self._looked_at = None
         self._thread = threading.main_thread().ident
 
     def install(self):
@@ -89,14 +91,21 @@ class Probe:
         from tensorflow.python.data.ops import iterator_ops
         from tensorflow.python.eager import backprop
         from tensorflow.python.eager.polymorphic_function import polymorphic_function
-        from tensorflow.python.framework import constant_op
+        from tensorflow.python.framework import constant_op, tensor_util
+        from tensorflow.python.util import traceback_utils
 
+        # Inside of TensorFlow's own filter of tracebacks, which then takes out our frames, too.
+        polymorphic_function.Function.__call__ = inspect.unwrap(polymorphic_function.Function.__call__)
         _wrap(polymorphic_function.Function, "__call__", self._function_call)
+        function = polymorphic_function.Function
+        function.__call__ = traceback_utils.filter_traceback(function.__call__)
+        _stay_out_of_tracebacks(traceback_utils)
         _wrap(backprop.GradientTape, "__enter__", self._tape_enter)
         _wrap(backprop.GradientTape, "__exit__", self._tape_exit)
         _wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
         _wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
         _wrap(constant_op, "convert_to_eager_tensor", self._convert)
+        _wrap(tensor_util, "make_tensor_proto", self._bake)
         _wrap(session.BaseSession, "run", self._session_run)
 
     # --- what is noted
@@ -132,6 +141,8 @@ class Probe:
     def note_failure(self):
         """An exception has begun, and has not unwound yet."""
         self._intervals.note_failure()
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _without_our_frames
 
     @quietly
     def name_holders(self, seen):
@@ -165,6 +176,7 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
+        _stay_out_of_tracebacks(sys.modules.get("keras.src.utils.traceback_utils"))
         code, described = _described(function.python_function)
         noted = self._functions.setdefault(code, described)
         noted.calls += 1
@@ -172,8 +184,9 @@ class Probe:
             self._known.add(function)
             noted.instances += 1
         before = function.experimental_get_tracing_count()
+        self._calling = f"tf.function {noted.name} ({noted.place})"
         if not self._tape_open:
-            self._begin_step(f"{noted.name} ({noted.place})")
+            self._begin_step(self._calling)
         return noted, before
 
     @quietly
@@ -186,6 +199,15 @@ class Probe:
         if traced and len(entry.traced_at) < _MOST_TRACES:
             entry.traced_at.append(entry.calls)
             entry.changing = entry.changing or self._python_value(args, kwargs)
+
+    @quietly
+    def look_between(self):
+        """Called now and then from another thread: what a call that takes long buffers meanwhile."""
+        now = self._intervals.total, self._intervals.open
+        if now == self._looked_at and now[1] is not None:
+            self._censuses.count_buffers()
+            self.send()
+        self._looked_at = now
 
     def _python_value(self, args, kwargs):
         """The first argument with a number, a text or a method in it: a tf.function traces anew for every value."""
@@ -255,6 +277,20 @@ class Probe:
             self.take_census()
         return much_larger
 
+    def _bake(self, original, values, *args, **kwargs):
+        if isinstance(values, np.ndarray) and values.nbytes >= _LARGE_ARRAY:
+            self._note_baked(values.nbytes)
+        return original(values, *args, **kwargs)
+
+    @quietly
+    def _note_baked(self, size):
+        """An array becomes a constant of a graph."""
+        baked = self._baked
+        baked.bytes += size
+        if size > baked.largest:
+            baked.largest, baked.place = size, self._calling or _where() or "a library"
+            self.send()
+
     def _session_run(self, original, *args, **kwargs):
         if threading.get_ident() == self._thread:
             self._begin_step("Session.run")
@@ -300,6 +336,7 @@ class Probe:
                 number_of_passes=len(passes),
                 functions=list(self._functions.values()),
                 converted=self._converted,
+                baked=self._baked,
                 buffers=sorted(self._censuses.buffers.values(), key=lambda buffer: -buffer.size),
                 censuses=self._censuses.taken,
                 open=self._intervals.open,
@@ -309,6 +346,24 @@ class Probe:
                 unseen=self.unseen,
             )
         )
+
+
+def _stay_out_of_tracebacks(module):
+    """Let TensorFlow's or Keras' filter of tracebacks (traceback_utils.py) take out the frames of this file."""
+    if module is not None and __file__ not in module._EXCLUDED_PATHS:
+        module._EXCLUDED_PATHS = (*module._EXCLUDED_PATHS, __file__)
+
+
+def _without_our_frames(kind, error, trace):
+    """sys.excepthook after an exception has passed one of our wrappers: as Python shows it, without them."""
+    first, last = trace, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename != __file__:
+            last = trace
+        elif last is not None:  # the script's own frames come first
+            last.tb_next = trace.tb_next
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(first), first)
 
 
 def _wrap(owner, name, replacement):

@@ -38,6 +38,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOGGED = re.compile(rb"^([IWEF])(?:\d{4} | ?\d\d:)|^\d{4}-\d\d-\d\d [\d:.]+: ([IWEF]) ")
 _AT_ONCE = (b" port.cc:", b" cudart_stub.cc:")  # printed while TensorFlow loads, whatever TF_CPP_MIN_LOG_LEVEL says
 _DUMP = (b" bfc_allocator.cc:", b"Current allocation summary follows", b"If the cause is memory fragmentation")
+_ASKED = b"Cannot find this iterator's analytical model"  # what TensorFlow logs when a census asks what is buffered
+# What follows a line of TensorFlow's log without a head of its own; any other text is the script's.
+_FOLLOWS = re.compile(
+    rb"^(To enable the following instructions|Limit: |InUse: |MaxInUse: |NumAllocs: |MaxAllocSize: |Reserved: "
+    rb"|PeakReserved: |LargestFreeBlock: |$)"
+)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BY_A_PERSON = (
     128  # si_code of a signal that the terminal sends, to the script itself as well (SI_KERNEL, asm-generic/siginfo.h)
@@ -54,6 +60,7 @@ def examine_script(command, make_watcher, budget=None, outside="4 GiB", logical_
         raise ArmSetupError(f"devices is {logical_devices}: give 1 or more")
     allowed = Budget.of(budget, outside)
     result = ArmResult(_label(command), allowed.tensors, budget is not None)
+    result.outside = allowed.outside
     watcher = make_watcher()
     script = Script(command, allowed, logical_devices, lines)
     try:
@@ -174,6 +181,7 @@ class Script:
         self._selector.close()
         os.close(self.records.descriptor)
         os.close(self._log_end)
+        self.pass_on_signals()  # an interrupt that came with the script's end is not for the report
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
@@ -200,13 +208,15 @@ class _Log:
         return block.decode(errors="replace")
 
     def _shown(self, line):
-        """Whether a line would have been printed without the doctor; what is no line of TensorFlow's log goes with the one before."""
+        """Whether a line would have been printed without the doctor."""
+        if _ASKED in line:
+            return False
         if any(mark in line for mark in _DUMP):
             self._passing = False
         elif found := _LOGGED.match(line):
             level = b"IWEF".index(found[1] or found[2])
             self._passing = level >= self._level or any(file in line for file in _AT_ONCE)
-        elif line.startswith(b"WARNING: All log messages before absl"):
+        elif not _FOLLOWS.match(line):
             self._passing = True
         return self._passing
 

@@ -93,7 +93,8 @@ def report(diagnosis, console):
     result = diagnosis.result
     console.rule(Text(f"doctor: {plain(result.label)}"))
     time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
-    console.print(Text.assemble((result.outcome, "bold"), time_taken))
+    status = "" if result.status in (0, None) else f", exit status {result.status}"
+    console.print(Text.assemble((result.outcome, "bold"), time_taken, status))
     if result.error is not None:
         console.print(Text(plain(str(result.error))))
     for number, suspect in enumerate(diagnosis.suspects, 1):
@@ -129,7 +130,7 @@ def _print_holders(diagnosis, console):
     facts = diagnosis.result.facts
     for row in facts.holders if facts else ():
         console.print(Text(f"at the peak: {plain(row)}"))
-    if diagnosis.suspects and not facts.holders:
+    if diagnosis.suspects and facts is not None and not facts.holders:
         console.print(Text("Which lines held it: run this again with --lines", style="dim"))
 
 
@@ -139,10 +140,11 @@ def _table(diagnosis):
     table.add_column("added", justify="right", no_wrap=True)
     for name, words in _FIGURES.items():
         table.add_row(words, _figure(diagnosis.result, name))
-    whole = "of the peak" + " and what was wanted then" * bool(wanted(diagnosis.result))
     for words, size in diagnosis.parts.rows():
         if size >= _LEAST_PART:
-            table.add_row(f"  {whole}: {words}", mib(size))
+            table.add_row(f"  of the peak: {words}", mib(size))
+    if asked := wanted(diagnosis.result):
+        table.add_row("asked for then, and not found", mib(asked))
     return table
 
 
@@ -156,20 +158,27 @@ def _figure(result, name):
 
 def _no_suspect(result):
     """(how good the news is, a sentence) where nobody is suspected."""
-    if result.ok:
-        near = result.budget_given and (result.figures["peak"] or 0) > _NEAR * result.budget
-        edge = " Its peak is at the edge of the budget: another order of operations, and it may not fit." * near
-        return (
-            GOOD,
-            f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}",
-        )
-    if result.facts is None:
-        return UNKNOWN, "The script never came to run, so there is nothing to tell."
+    if result.facts is None or result.facts.unseen:
+        return UNKNOWN, _not_seen(result)
     if died_of_memory(result):
         return UNKNOWN, "It died of memory, but nothing that was alive explains it."
-    if not result.facts.censuses:
-        return UNKNOWN, "It ended before its first step, for another reason than memory."
-    return UNKNOWN, "It ended for another reason than memory; until then nothing grew."
+    if not result.ok:
+        until = "until then nothing grew" if result.facts.censuses else "that was before its first step"
+        return UNKNOWN, f"It ended for another reason than memory; {until}."
+    if result.dumps:
+        return UNKNOWN, f"It finished, but TensorFlow's allocator ran out {len(result.dumps)} times on the way."
+    near = result.budget_given and (result.figures["peak"] or 0) > _NEAR * result.budget
+    edge = " Its peak is at the edge of the budget: another order of operations, and it may not fit." * near
+    return GOOD, f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}"
+
+
+def _not_seen(result):
+    """A sentence where no probe has seen what held memory."""
+    ended = "" if result.ok else " It ended for another reason than memory." * (not died_of_memory(result))
+    if result.facts is not None and result.facts.unseen:
+        names = ", ".join(map(plain, result.facts.unseen))
+        return f"{names}: its memory is not TensorFlow's, so that the doctor cannot see it.{ended}"
+    return f"TensorFlow was not loaded here, so there is nothing to tell of its memory.{ended}"
 
 
 def as_json(diagnosis):
@@ -186,6 +195,7 @@ def as_json(diagnosis):
         "suspects": [_suspect_data(suspect) for suspect in diagnosis.suspects],
         "figures": result.figures,
         "parts_of_peak": dict(diagnosis.parts.rows()),
+        "asked_for": wanted(result),
         "growth": diagnosis.growth,
         "lines": result.facts.holders if result.facts else [],
     }
@@ -198,5 +208,5 @@ def _suspect_data(suspect):
         "bytes": suspect.size,
         "place": suspect.place or None,
         "evidence": suspect.evidence,
-        "labs": list(suspect.labs),
+        "read": see_lab(*suspect.labs),
     }

@@ -175,13 +175,14 @@ class Meter:
         """Report a Sample regularly from a thread: the curve between the exact figures."""
         threading.Thread(target=self.keep_sampling, daemon=True, name="labsupport-sampler").start()
 
-    def keep_sampling(self):
-        """Report a Sample regularly, as long as there is a counter and somebody who hears it."""
+    def keep_sampling(self, also=lambda: None):
+        """Report a Sample regularly, as long as there is a counter and somebody who hears it; also() is called each time."""
         while (now := self.tensors_now()) is not None:
             try:
                 report(Sample(time.monotonic() - self.zero, now))
             except OSError:  # the watcher has gone
                 return
+            also()
             # Often at first, for the curve of a short arm; then seldom.
             time.sleep(min(max(SAMPLE_SECONDS, (time.monotonic() - self.zero) / 10), SLOWEST_SAMPLE_SECONDS))
 

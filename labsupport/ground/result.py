@@ -36,14 +36,24 @@ def line_of(file, number):
 
 
 def place(file):
-    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on."""
+    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on, others from the current folder on."""
     try:
         from IPython import get_ipython
 
         known = get_ipython().compile.format_code_name(file)
     except (ImportError, AttributeError):
         known = None
-    return " ".join(known) if known else file.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep)
+    if known:
+        return " ".join(known)
+    return file.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep).removeprefix(_here())
+
+
+def _here():
+    """The current folder with a slash behind it; "" where it was deleted."""
+    try:
+        return os.path.join(os.getcwd(), "")
+    except OSError:
+        return ""
 
 
 @dataclass
@@ -90,6 +100,7 @@ class ArmResult:
     wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
     ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
     family: what its children held, where that was much. status: a script's exit status as Popen gives it, None for an arm.
+    outside: bytes that a script and its children might add beside its tensors.
     job: the arm.Job that was run, where it can be run again.
     """
 
@@ -109,6 +120,7 @@ class ArmResult:
     facts: Facts | None = None
     family: Family | None = None
     status: int | None = None
+    outside: int | None = None
     device: str = ""
     output: str = ""
     job: object = field(default=None, compare=False)
