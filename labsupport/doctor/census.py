@@ -14,6 +14,7 @@ _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every repor
 # tf.data counts a slice of an array as the whole array, at least twice the slice. Such elements share memory that is
 # counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
 _A_SLICE = 1.5
+_CACHES = ("Cache", "MemoryCache")  # names that tf.data's model has for a cache in memory
 _ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_allocator.h: kMinAllocationSize)
 # What is alive must have grown by this much, in bytes and as a share, before a census collects garbage; see rules.py.
 _GROWN, _GROWN_SHARE = MIB, 0.02
@@ -28,6 +29,7 @@ class Censuses:
         self._met = weakref.WeakSet()  # models
         self._number_met = 0
         self._endless = False  # see Buffer
+        self._between = False  # whether the last one was
         self._settled = (0, 0)  # bytes of tensors, number of iterators after the last collection
         self.taken = []
         self.buffers = {}  # stage: Buffer, the most that was seen at once
@@ -37,13 +39,17 @@ class Censuses:
         self._elements[iterator] = _element_bytes(dataset)
         self._endless = self._endless or ask(_caches_behind_repeat, dataset, False)
 
-    def take(self, step, frames=()):
+    def take(self, step, frames=(), between=False):
         """Count after so many steps. frames: functions whose names count as holders, beside those that called this.
 
+        between: from another thread, while a call of the script runs; the next one takes its place, and nothing is collected.
         Garbage is collected only where what is alive has grown, to tell what only waits for the collector: a script in
         which nothing grows is not changed in when its own finalizers run.
         """
-        found, garbage = self._found()
+        if self._between:
+            self.taken.pop()
+            self._between = False
+        found, garbage = (by_kind(gc.get_objects()), 0) if between else self._found()
         self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
@@ -72,6 +78,7 @@ class Censuses:
                 array_holders=arrays[:_MOST_HOLDERS],
             )
         )
+        self._between = between
 
     def _found(self):
         """(what is alive by kind, bytes of tensors that were garbage)."""
@@ -109,7 +116,7 @@ class Censuses:
         for stage, size in held.items():
             if stage not in self.buffers or size > self.buffers[stage].size:
                 self.buffers[stage] = Buffer(
-                    size, f"{stage}, {elements[stage]} elements", self._endless and stage.startswith("Cache")
+                    size, f"{stage}, {elements[stage]} elements", self._endless and stage.startswith(_CACHES)
                 )
         return held.total()
 
@@ -118,6 +125,8 @@ class Censuses:
         rows = []
         for node in self._tf.data.experimental.get_model_proto(iterator).nodes.values():
             size, number = node.buffered_bytes, node.buffered_elements
+            if node.name.endswith("Impl"):  # of a cache, which counts the same bytes
+                continue
             if node.name.startswith("Cache"):
                 size, number = node.bytes_produced, node.num_elements
             one = self._elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))

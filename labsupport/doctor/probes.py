@@ -20,12 +20,15 @@ from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.names import own, own_frames
 from labsupport.ground import meter
+from labsupport.ground.budget import MIB
 from labsupport.ground.record import Converted, Facts, Function, sendable
 from labsupport.peak.parts import largest
 
 SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted, since there may be many a step
 _MOST_HOLDERS = 6  # lines told: more do not help to find the first
+_MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
+_FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
 
@@ -82,7 +85,7 @@ class Probe:
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
-        self._looked_at = None
+        self._looked_at, self._level = None, MIB
         self._thread = threading.main_thread().ident
 
     def install(self):
@@ -118,7 +121,9 @@ class Probe:
     def _begin_step(self, name, kind="step"):
         self._intervals.begin_step(name, kind)
         total = self._intervals.total
-        if total & (total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        steps = self._intervals.steps
+        first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
+        if first or total & (total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
             self.take_census()
         self._send_sometimes()
 
@@ -206,6 +211,10 @@ class Probe:
         now = self._intervals.total, self._intervals.open
         if now == self._looked_at and now[1] is not None:
             self._censuses.count_buffers()
+            level = self._gauge.tensors_now() or 0
+            if now[1].kind == "step" and self._intervals.steps[now[1].name].count == 1 and level > _MORE * self._level:
+                self._level = level  # variables may be made in a first call, and it may be the last
+                self._censuses.take(now[0], between=True)
             self.send()
         self._looked_at = now
 

@@ -33,12 +33,14 @@ from labsupport.ground.result import ArmError, ArmResult
 _ROOT = Path(__file__).parents[2]
 _STARTUP = Path(__file__).parent / "startup"
 _LOG_BYTES = 2 * MIB  # kept of what compiled code printed, the newest; an allocator's dump has some tens of KiB
+_LONGEST_LINE = 2**16  # bytes; what is longer is passed on in pieces
 _PRIVATE = 64 * MIB  # of a Python that has run nothing yet: 13 MiB measured; threads' stacks are counted here, too
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOGGED = re.compile(rb"^([IWEF])(?:\d{4} | ?\d\d:)|^\d{4}-\d\d-\d\d [\d:.]+: ([IWEF]) ")
 _AT_ONCE = (b" port.cc:", b" cudart_stub.cc:")  # printed while TensorFlow loads, whatever TF_CPP_MIN_LOG_LEVEL says
 _DUMP = (b" bfc_allocator.cc:", b"Current allocation summary follows", b"If the cause is memory fragmentation")
-_ASKED = b"Cannot find this iterator's analytical model"  # what TensorFlow logs when a census asks what is buffered
+# What TensorFlow logs of the doctor's own questions: when a census asks what is buffered, and when --lines records.
+_ASKED, _RECORDS = b"Cannot find this iterator's analytical model", b" profiler_session.cc:"
 # What follows a line of TensorFlow's log without a head of its own; any other text is the script's.
 _FOLLOWS = re.compile(
     rb"^(To enable the following instructions|Limit: |InUse: |MaxInUse: |NumAllocs: |MaxAllocSize: |Reserved: "
@@ -113,7 +115,7 @@ class Script:
         with contextlib.suppress(OSError):  # when the system itself runs out, it shall end the script, not its doctor
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
         self.records = Receiver(records)
-        self._log = _Log()
+        self._log = _Log(lines)
         os.set_blocking(self._log_end, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(records, selectors.EVENT_READ)
@@ -188,13 +190,16 @@ class Script:
 class _Log:
     """What compiled code of a script prints to standard error: kept, and passed on but for the allocator's dumps."""
 
-    def __init__(self):
+    def __init__(self, lines):
+        self._lines = lines  # whether lines are recorded
         self._level, self._rest, self._passing = None, b"", True
         self._kept, self._size = deque(), 0
 
     def take(self, block):
         """Pass a block on; gives it as text."""
         *lines, self._rest = (self._rest + block).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:  # an error may have the text of an array in it
+            lines, self._rest = [*lines, self._rest], b""
         if self._level is None and lines:
             level = lines.pop(0)
             self._level = int(level) if level.isdigit() else 0
@@ -209,7 +214,7 @@ class _Log:
 
     def _shown(self, line):
         """Whether a line would have been printed without the doctor."""
-        if _ASKED in line:
+        if _ASKED in line or (self._lines and _RECORDS in line):
             return False
         if any(mark in line for mark in _DUMP):
             self._passing = False
@@ -232,6 +237,11 @@ class ScriptWatch(Watch):
         self._ended = None  # the End record
         self.start = Start(time.monotonic(), 0, "", script.process.pid)
         self.process = psutil.Process(script.process.pid)
+
+    def note(self, record):
+        if isinstance(record, Start):  # what TensorFlow took for itself is known only now
+            self.result.process.clear()
+        super().note(record)
 
     def follow(self):
         result, script = self.result, self.child
