@@ -125,8 +125,6 @@ class Censuses:
         rows = []
         for node in self._tf.data.experimental.get_model_proto(iterator).nodes.values():
             size, number = node.buffered_bytes, node.buffered_elements
-            if node.name.endswith("Impl"):  # of a cache, which counts the same bytes
-                continue
             if node.name.startswith("Cache"):
                 size, number = node.bytes_produced, node.num_elements
             one = self._elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))

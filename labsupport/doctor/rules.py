@@ -284,12 +284,13 @@ def retained(facts, finished):
 def endless_cache(facts, finished):
     """A cache that stands behind repeat(): its first pass never ends, so that it keeps every element of every pass."""
     grown = _increase(_while_steps_ran(facts), "buffers")
-    for one in facts.buffers:
-        if one.endless and grown > _GROWTH:
-            sentence = (
-                f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
-            )
-            yield Suspect("cache behind repeat()", one.size, [sentence])
+    # tf.data's model names a cache in memory twice (MemoryCache, MemoryCacheImpl): the first is enough.
+    one = next((buffer for buffer in facts.buffers if buffer.endless), None)
+    if one is not None and grown > _GROWTH:
+        sentence = (
+            f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
+        )
+        yield Suspect("cache behind repeat()", one.size, [sentence])
 
 
 def kept_iterators(facts, finished):
