@@ -12,7 +12,7 @@ from labsupport.doctor.figures import Parts, growth, parts_of_peak
 from labsupport.doctor.rules import LABS, Death, diagnose
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Cause, Census, Converted, Facts, Function, Holder, Interval, Model, Step
-from labsupport.ground.result import ArmError, ArmResult, Family, Line
+from labsupport.ground.result import ArmError, ArmResult, Family, Line, Offspring
 
 BUDGET = 256 * MIB
 TRAIN = Step("train (t.py:9)", "step", count=64)
@@ -172,6 +172,21 @@ def test_children_are_told_by_what_is_theirs_alone():
     assert "4 child processes held 380.0 MiB" in evidence(result) and "up to 96.0 MiB each" in evidence(result)
     result.family = Family(2.0, 4, 120 * MIB, 30 * MIB)  # the cost of a fork
     assert kinds(result) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (Offspring(4, 92 * MIB, 24 * MIB, late=0.33), True),
+        (Offspring(4, 92 * MIB, 24 * MIB, late=0.05), False),  # room for their work
+        (Offspring(1, 92 * MIB, 92 * MIB, late=0.33), False),  # no copy of anything
+        (Offspring(4, 8 * MIB, 2 * MIB, late=0.33), False),
+    ],
+)
+def test_children_that_make_more_and_more_are_told(made, named):
+    result = finished(None)
+    result.offspring = made
+    assert (kinds(result) == ["copies in child processes"]) == named
 
 
 @pytest.mark.parametrize(("line", "named"), [("model.save(path)", True), ("x = np.ones(n)", False)])

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from labsupport.doctor.children import Children
 from labsupport.ground.arm import Watch, told
 from labsupport.ground.budget import MIB, Budget, mib
 from labsupport.ground.child import end_children
@@ -235,6 +236,7 @@ class ScriptWatch(Watch):
     def __init__(self, script, result, watcher, allowed):
         super().__init__(script, result, watcher, allowed, float("inf"))
         self._ended = None  # the End record
+        self._children = Children(script.process.pid)
         self.start = Start(time.monotonic(), 0, "", script.process.pid)
         self.process = psutil.Process(script.process.pid)
 
@@ -250,6 +252,8 @@ class ScriptWatch(Watch):
             script.pass_on_signals()
             now = time.monotonic()
             grown = self.grown(now, now - self.start.zero)
+            if result.facts is not None and result.facts.steps:  # what prepares data before is no worker of a training
+                self._children.look()
             if grown > self.most:
                 script.kill()
                 why = f"it was ended: with its children it grew by {mib(grown)}, more than its budgets allow"
@@ -258,7 +262,7 @@ class ScriptWatch(Watch):
         result.seconds = time.monotonic() - self.start.zero
         self._hear(0)
         self.listen("\n")
-        result.status = code
+        result.status, result.offspring = code, self._children.seen
         if self._ended is not None:
             result.figures.update(self._ended.figures)
         if result.error is None and code != 0:

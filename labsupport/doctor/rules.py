@@ -64,6 +64,9 @@ _WORTH_NAMING = 1 / 4
 # Of what a script may add outside: children that hold so much are told also where it was enough. Workers with nothing of
 # their own but what a fork costs stay under half of it, by trial.
 _MOST_OF_IT = 0.7
+# Bytes that several children have made, and the share that they made in the last third of their lives: a third where each
+# keeps what comes, next to nothing where each needs room for its work; by trial.
+_CHILDREN_MADE, _STILL_LATE = 32 * MIB, 0.2
 # Times what is in use: an operation that joins pieces asks for about as much as they are.
 _OUTSIZE = 2
 _SAVING = re.compile(
@@ -125,8 +128,15 @@ def died_of_memory(result):
 
 
 def in_children(result):
-    """Pages that processes have for themselves which the script started, where they are most of what it may add."""
-    family = result.family
+    """Pages that processes have for themselves which the script started, where they grow or are most of what it may add."""
+    made, family = result.offspring, result.family
+    if made is not None and made.number > 1 and made.size > _CHILDREN_MADE and made.late > _STILL_LATE:
+        sentence = (
+            f"{made.number} child processes made {mib(made.size)} for themselves, up to {mib(made.largest)} each, and went on "
+            "making more: what a worker keeps (a cache, say) each keeps for itself; threads share one copy"
+        )
+        yield Suspect("copies in child processes", None, [sentence])
+        return
     if family is None or not result.outside or family.size < _MOST_OF_IT * result.outside:
         return
     sentence = (
@@ -307,7 +317,7 @@ def kept_iterators(facts, finished):
 
 def _buffered(facts):
     """The two stages of pipelines that were seen to buffer most."""
-    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2]]
+    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2] if buffer.size >= _GROWTH]
 
 
 GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kept_iterators)  # rule(facts, finished)

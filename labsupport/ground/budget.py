@@ -48,10 +48,10 @@ def in_mib(size):
     return None if size is None else size / MIB
 
 
-def process_status(name):
-    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc."""
+def process_status(name, pid="self"):
+    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc, or no such process."""
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     except OSError:

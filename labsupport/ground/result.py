@@ -88,6 +88,18 @@ class Family(NamedTuple):
     largest: int
 
 
+class Offspring(NamedTuple):
+    """What children that a script forked have made for themselves while it trained: bytes of all and of the largest when they held most.
+
+    late: the share of all that they ever made which they made in the last third of their lives.
+    """
+
+    number: int
+    size: int
+    largest: int
+    late: float
+
+
 @dataclass(repr=False)
 class ArmResult:
     """One measured run of one function.
@@ -99,7 +111,7 @@ class ArmResult:
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
     wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
     ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
-    family: what its children held, where that was much. status: a script's exit status as Popen gives it, None for an arm.
+    family: what its children held, where that was much; offspring: what they made, of a script. status: a script's exit status as Popen gives it, None for an arm.
     outside: bytes that a script and its children might add beside its tensors.
     job: the arm.Job that was run, where it can be run again.
     """
@@ -119,6 +131,7 @@ class ArmResult:
     dumps: list = field(default_factory=list)
     facts: Facts | None = None
     family: Family | None = None
+    offspring: Offspring | None = None
     status: int | None = None
     outside: int | None = None
     device: str = ""
