@@ -128,13 +128,13 @@ class Censuses:
             if node.name.startswith("Cache"):
                 size, number = node.bytes_produced, node.num_elements
             one = self._elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))
-            if one is None or not number or size <= _A_SLICE * number * one[0]:
-                rows.append((node.name, max(size, number * one[1] if one else 0), number))
+            if one is None or not number or size <= _A_SLICE * number * one:
+                rows.append((node.name, max(size, number * one if one else 0), number))
         return rows
 
 
 def _element_bytes(dataset):
-    """{stage: (bytes of one element, as the allocator rounds them up)} of a pipeline's stages, where their shapes are known."""
+    """{stage: bytes of one element, as the allocator rounds them up} of a pipeline's stages, where their shapes are known."""
     found = {}
     while dataset is not None:
         stage = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V1")
@@ -142,7 +142,7 @@ def _element_bytes(dataset):
             lambda data: [s.num_elements() * t.size for s, t in zip(data._flat_shapes, data._flat_types)], dataset
         )
         if size is not None:
-            found[stage] = sum(size), sum(-(-one // _ROUNDED_TO) * _ROUNDED_TO for one in size)
+            found[stage] = sum(-(-one // _ROUNDED_TO) * _ROUNDED_TO for one in size)
         dataset = getattr(dataset, "_input_dataset", None)
     return found
 

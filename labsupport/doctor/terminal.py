@@ -53,14 +53,18 @@ class DoctorDisplay:
 
     def __init__(self, script, budget, console=None):
         self._script, self._console, self._said = plain(script), console, time.monotonic()
+        self._ran_out = False  # whether it was said
         self._say(f"doctor: starting {self._script} under a budget of {budget} for tensors …")
 
     def _say(self, line):
         if self._console is not None:
-            self._console.print(Text(line))
+            self._console.print(Text(line), soft_wrap=True)
 
     def update(self, result, elapsed, started):
         """A line of progress, seldom enough for a log to stay readable."""
+        if result.dumps and not self._ran_out:
+            self._ran_out = True
+            self._say(f"doctor: {self._script}: no room for a tensor; TensorFlow tries for ten seconds each time …")
         if time.monotonic() - self._said < _QUIET_SECONDS:
             return
         self._said = time.monotonic()
