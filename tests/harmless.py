@@ -307,31 +307,53 @@ model.compile("adam", "mse")
 """
 
 TENSORFLOW = {
-    "fit with callbacks, saved model": f"""
-import atexit, numpy as np, keras
-log = open("losses.csv", "w")
-atexit.register(log.close)
+    "fit with callbacks and workers, saved model": f"""
+# run: train.py --epochs 3
+import argparse, atexit, numpy as np, keras
+class Batches(keras.utils.PyDataset):
+    def __len__(self): return 6
+    def __getitem__(self, i): return x[i * 8:(i + 1) * 8], y[i * 8:(i + 1) * 8]
 {_FIT}
 class Own(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        log.write(f"{{epoch}},{{logs['loss']:.6f}}\\n")
-calls = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.TensorBoard("logs"), Own(),
-         keras.callbacks.ModelCheckpoint("best.keras"), keras.callbacks.EarlyStopping("loss")]
-model.fit(x, y, epochs=3, validation_split=0.25, verbose=2, callbacks=calls)
-model.save_weights("last.weights.h5")
-again = keras.models.load_model("best.keras")
-print(np.abs(again.predict(x, verbose=0) - model.predict(x, verbose=0)).max(), model.evaluate(x, y, verbose=0))
-model.summary()
-raise KeyError("val_accuracy")
+        log.write(f"{{epoch}},{{logs['loss']:.6f}}\n")
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int)
+    epochs = parser.parse_args().epochs
+    log = open("losses.csv", "w")
+    atexit.register(log.close)
+    calls = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.TensorBoard("logs"), Own(),
+             keras.callbacks.ModelCheckpoint("best.keras"), keras.callbacks.EarlyStopping("loss")]
+    model.fit(x, y, epochs=epochs, validation_split=0.25, verbose=2, callbacks=calls)
+    model.save_weights("last.weights.h5")
+    again = keras.models.load_model("best.keras")
+    print(np.abs(again.predict(x, verbose=0) - model.predict(x, verbose=0)).max(), model.evaluate(x, y, verbose=0))
+    for processes in (False, True):
+        data = Batches(workers=2, use_multiprocessing=processes)
+        print(len(model.fit(data, epochs=2, verbose=0).history["loss"]))
+    model.summary()
+    raise KeyError("val_accuracy")
 """,
-    "custom loops, a GAN, own devices": """
-import os
+    "custom loops, a GAN, own devices, garbage in its own time": """
+import gc, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                            [tf.config.LogicalDeviceConfiguration()] * 2)
 tf.config.threading.set_intra_op_parallelism_threads(2)
 tf.keras.utils.set_random_seed(2)
+class Record:
+    def __init__(self, n): self.me, self.n, self.outputs = self, n, tf.ones([8])
+    def __del__(self): print("collected", self.n)
+gc.disable()
+weight = tf.Variable(tf.ones([8, 8]))
+for n in range(9):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight ** 2)
+    Record(n); tape.gradient(loss, weight)
+print("all made", sys.getrefcount(weight))
+gc.enable(); gc.collect()
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
     model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
@@ -356,63 +378,25 @@ try:
 except tf.errors.InvalidArgumentError as error:
     print(type(error).__name__, error.message[:60])
 """,
-    "workers of a PyDataset": f"""
-# run: train.py --epochs 2
-import argparse, numpy as np, keras
-class Batches(keras.utils.PyDataset):
-    def __len__(self): return 6
-    def __getitem__(self, i): return x[i * 8:(i + 1) * 8], y[i * 8:(i + 1) * 8]
-{_FIT}
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int)
-    epochs = parser.parse_args().epochs
-    for processes in (False, True):
-        data = Batches(workers=2, use_multiprocessing=processes)
-        print(len(model.fit(data, epochs=epochs, verbose=0).history["loss"]))
-    raise SystemExit(3)
-""",
-    "TensorFlow in spawned processes and threads": """
-import multiprocessing as mp, threading, sys
+    "graphs of TensorFlow 1, others in a spawned process and a thread": """
+import importlib.util, multiprocessing as mp, os, signal, sys, threading
 def work(n):
     import tensorflow as tf
     return float(tf.reduce_sum(tf.ones([n])))
 if __name__ == "__main__":
+    print(importlib.util.find_spec("tensorflow").loader.__class__.__name__)
     with mp.get_context("spawn").Pool(1) as pool:
-        print(pool.map(work, [2]))
+        print(pool.map(work, [2]), "tensorflow" in sys.modules)
     thread = threading.Thread(target=lambda: print(work(4)))
     thread.start(); thread.join()
-    print(threading.active_count(), "tensorflow" in sys.modules)
-    import os, signal
+    import tensorflow.compat.v1 as tf
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32, [None, 2])
+        print(session.run(tf.reduce_sum(x), {x: [[1, 2], [3, 4]]}))
+    tf.disable_eager_execution()
+    import tensorflow
+    print(threading.active_count(), tensorflow.__spec__.loader, tensorflow.executing_eagerly(), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
-""",
-    "graphs of TensorFlow 1": """
-import importlib.util
-print(importlib.util.find_spec("tensorflow").loader.__class__.__name__)
-import tensorflow.compat.v1 as tf
-tf.disable_eager_execution()
-x = tf.placeholder(tf.float32, [None, 2])
-total = tf.reduce_sum(x)
-with tf.Session() as session:
-    print(session.run(total, {x: [[1, 2], [3, 4]]}))
-import tensorflow
-print(tensorflow.__spec__.loader, tensorflow.executing_eagerly())
-""",
-    "garbage of tensors in its own time": """
-import gc, sys, weakref
-import tensorflow as tf
-class Record:
-    def __init__(self, n): self.me, self.n, self.outputs = self, n, tf.ones([8])
-    def __del__(self): print("collected", self.n)
-gc.disable()
-weight = tf.Variable(tf.ones([8, 8]))
-for n in range(9):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(weight ** 2)
-    Record(n); tape.gradient(loss, weight)
-print("all made")
-gc.enable(); gc.collect()
-print(sys.getrefcount(weight), flush=True)
 """,
 }
 SCRIPTS = PLAIN | TENSORFLOW
