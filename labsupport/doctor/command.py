@@ -62,6 +62,12 @@ def add_command(commands):
         action="store_true",
         help="the report as JSON: suspects with kind, evidence, place and labs; figures; cause",
     )
+    add(
+        "--against",
+        metavar="FILE",
+        type=Path,
+        help="the --json report of an earlier run: tell what has changed since, and by how much",
+    )
     add("--exit-code", action="store_true", help="exit with the doctor's verdict in place of the script's own status")
     parser.set_defaults(command=examine_and_report)
 
@@ -70,10 +76,12 @@ def examine_and_report(options):
     """`python -m labsupport doctor`; gives the exit status."""
     from rich.console import Console
 
+    from labsupport.doctor.against import changes, earlier
     from labsupport.doctor.process import examine_script
     from labsupport.doctor.rules import diagnose
     from labsupport.doctor.terminal import DoctorDisplay
 
+    before = earlier(options.against) if options.against else None
     budget = options.budget or "half of the free memory"
     shown = None if options.report else Console(stderr=True)
     make_watcher = lambda: DoctorDisplay(options.module or options.script, budget, shown)
@@ -81,7 +89,7 @@ def examine_and_report(options):
         _command(options), make_watcher, options.budget, options.outside, options.devices, options.lines
     )
     diagnosis = diagnose(result)
-    _write(diagnosis, options)
+    _write(diagnosis, options, changes(before, diagnosis) if before else [])
     if options.exit_code:
         return 1 if diagnosis.suspects or not result.ok else 0
     if result.status < 0:
@@ -102,7 +110,7 @@ def _command(options):
     return [options.script, *options.arguments]
 
 
-def _write(diagnosis, options):
+def _write(diagnosis, options, changed):
     """The report, as text or as JSON, into a file or to standard error."""
     from rich.console import Console
 
@@ -116,9 +124,9 @@ def _write(diagnosis, options):
         if not console.is_terminal:
             console.width = _WIDTH
         if options.json:
-            console.out(as_json(diagnosis), highlight=False)
+            console.out(as_json(diagnosis, changed), highlight=False)
         else:
-            report(diagnosis, console)
+            report(diagnosis, console, changed)
 
 
 def _end_by(number):

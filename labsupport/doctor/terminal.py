@@ -92,8 +92,8 @@ def drawn(result):
     return [*rows, f"{'':12} └{'─' * _COLUMNS} time, {result.tensors[-1][0]:.0f} s"]
 
 
-def report(diagnosis, console):
-    """Print a Diagnosis: what happened, who is suspected and why, then the figures."""
+def report(diagnosis, console, changed=()):
+    """Print a Diagnosis: what happened, who is suspected and why, then the figures; changed: sentences of against.py."""
     result = diagnosis.result
     console.rule(Text(f"doctor: {plain(result.label)}"))
     time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
@@ -117,6 +117,8 @@ def report(diagnosis, console):
     _print_holders(diagnosis, console)
     for sentence in diagnosis.growth:
         console.print(Text(f"growth: {plain(sentence)}"))
+    for sentence in changed:
+        console.print(Text(f"against the earlier run: {plain(sentence)}"))
     if result.facts is not None and result.facts.ignored:
         console.print(Text(f"ignored, since the doctor sets up the GPU: {', '.join(result.facts.ignored)}"))
 
@@ -185,7 +187,7 @@ def _not_seen(result):
     return f"TensorFlow was not loaded here, so there is nothing to tell of its memory.{ended}"
 
 
-def as_json(diagnosis):
+def as_json(diagnosis, changed=()):
     """A Diagnosis as JSON. Sizes are bytes; null is "unavailable", and for a suspect "outside TensorFlow's allocator"."""
     result = diagnosis.result
     data = {
@@ -202,6 +204,7 @@ def as_json(diagnosis):
         "asked_for": wanted(result),
         "growth": diagnosis.growth,
         "lines": result.facts.holders if result.facts else [],
+        "against": list(changed),
     }
     return json.dumps(data, indent=2)
 
