@@ -25,5 +25,9 @@ def run_as_main(path, arguments):
     """In the arm: a script, much as Python would run it."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
-    names = runpy.run_path(path, run_name="__main__")
-    sys.modules["__main__"].__dict__.update(names)  # under bare Python they live until the process ends, too
+    try:
+        names = runpy.run_path(path, run_name="__main__")
+        sys.modules["__main__"].__dict__.update(names)  # under bare Python they live until the process ends, too
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
