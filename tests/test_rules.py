@@ -112,7 +112,9 @@ def test_a_model_per_fold_is_kept_alive():
 
 
 @pytest.mark.parametrize(
-    "held", [[8, 8, 8, 8, 8, 8], [8, 8, 16, 24, 8, 8], [8, 8, 9, 10, 11, 11]], ids=["one", "let go", "small"]
+    "held",
+    [[8, 8, 8, 8, 8, 8], [8, 8, 16, 24, 8, 8], [8, 8, 9, 10, 11, 11], [8, 8, 8.1, 14, 14.1, 14.1]],
+    ids=["one", "let go", "small", "once"],
 )
 def test_a_model_after_another_is_not(held):
     assert kinds(finished(Facts(steps=[TRAIN], censuses=models(held)))) == []
@@ -200,6 +202,10 @@ def test_a_budget_below_the_model_is_told_while_it_is_built():
     facts = Facts(censuses=[Census(0, 0, weights=24 * MIB)])
     assert kinds(died(facts, peak=30 * MIB, wanted=16 * MIB)) == ["weights"]
     assert "larger than the budget" in evidence(died(facts, peak=30 * MIB, wanted=16 * MIB))
+    facts = Facts(censuses=[Census(0, 0, weights=8 * MIB, models=[Model("Sequential", 8 * MIB)])])
+    answering = died(facts, peak=30 * MIB, wanted=26 * MIB)  # a finished model that is only asked
+    answering.error.message = "Out of memory in MatMul: no room for a tensor"
+    assert kinds(answering) == ["batch-bound activations"]
 
 
 # --- what is large

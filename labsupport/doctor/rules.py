@@ -59,6 +59,8 @@ _INSTANCES = 2
 # Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
 # numbers.
 _GROWTH, _GROWTH_SHARE = MIB, 0.02
+# Of all that a size rose by: less in one step from census to census, such as a metric's variable, is no second rise.
+_A_RISE = 0.1
 # Of the growth: a name that holds less is not where it goes.
 _WORTH_NAMING = 1 / 4
 # Of what a script may add outside: children that hold so much are told also where it was enough. Workers with nothing of
@@ -72,6 +74,10 @@ _OUTSIZE = 2
 _SAVING = re.compile(
     r"\.save\w*\(|\bsave_model\("
 )  # Keras takes its own frames out of a traceback: the script's line is left
+_OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
+_MAKES_VARIABLES = re.compile(
+    r"\w*(Random|Normal)\w*|Mul|AddV2|Sub|Cast|Fill|Qr|Const|Identity|ZerosLike|\w*VariableOp|_EagerConst"
+)
 # Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
 # gone, when the two differ for no fault; by trial.
 _LET_GO = 1.2
@@ -110,8 +116,9 @@ def diagnose(result):
     beside = [*in_children(result), *while_saving(result)]
     if facts is None or not facts.censuses:
         return Diagnosis(result, beside)
-    suspects = [suspect for rule in GROWTH for suspect in rule(facts, result.ok)]
-    parts = parts_of_peak(result, _earlier_models(facts, result.ok), _kept(facts, "tensors", result.ok)[0])
+    finished = not died_of_memory(result)  # with an error of its own, too: it has let go of much by then
+    suspects = [suspect for rule in GROWTH for suspect in rule(facts, finished)]
+    parts = parts_of_peak(result, _earlier_models(facts, finished), _kept(facts, "tensors", finished)[0])
     suspects += beside
     if died_of_memory(result):
         suspects += [] if beside else _by_size(result, parts, suspects)
@@ -172,7 +179,8 @@ def _increase(censuses, name):
     """
     values = [getattr(census, name) for census in censuses if census.step >= 2]
     late = max(2, len(values) // 3)
-    rises = sum(later > earlier for earlier, later in zip(values, values[1:]))
+    least = _A_RISE * (max(values) - min(values)) if values else 0
+    rises = sum(later - earlier > least for earlier, later in zip(values, values[1:]))
     return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
 
 
@@ -217,10 +225,10 @@ def growing_graph(facts, finished):
 
 
 def _earlier_models(facts, finished):
-    """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model."""
+    """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
     running = _while_steps_ran(facts) if finished else facts.censuses  # at its end a script has let go of its models
     grown = _increase(running, "held")
-    return grown if grown > (_largest_model(_fullest(facts)) / 2 or _GROWTH) else 0
+    return grown if grown > max(_largest_model(_fullest(facts)) / 2, _GROWTH) else 0
 
 
 def _fullest(facts):
@@ -355,14 +363,14 @@ class Death:
         if _in_a_pipeline(during):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working
-        elif _before_training(facts) and not _building(facts, parts):
+        elif _before_training(facts) and not _building(result, parts):
             data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
         return cls(result, parts, size, during, outside, data, buffers, working)
 
     @property
     def building(self):
         """Whether variables were being made."""
-        return _building(self.result.facts, self.parts)
+        return _building(self.result, self.parts)
 
     @property
     def failing(self):
@@ -435,8 +443,11 @@ def activations(death):
     yield Suspect("batch-bound activations", death.working, evidence, _place(death.result))
 
 
-def _building(facts, parts):
-    """Whether memory ran out while layers or an optimizer made their variables: before the first step, beside more variables than data."""
+def _building(result, parts):
+    """Whether memory ran out while layers or an optimizer made their variables: before the first step, beside more variables than data, in an operation that initializers use."""
+    facts, operation = result.facts, _OPERATION.match(result.error.message)
+    if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
+        return False
     no_step = not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
     return no_step and parts.weights > parts.data
 
