@@ -90,6 +90,11 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section("doctor: trouble → named first, runs")
         for (trouble, named), number in sorted(pairs.items()):
             terminalreporter.line(f"{trouble:25} → {named:25} {number:3}" + ("" if trouble == named else "  WRONG"))
+    harm = [value for report in reports for name, value in report.user_properties if name == "harm"]
+    if harm:
+        terminalreporter.section(f"do no harm: what differs under the doctor, {len(harm)} scripts")
+        for name, differs in harm:
+            terminalreporter.line(f"{name:45} {differs}")
 
 
 class NotebookRuns:

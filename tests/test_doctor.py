@@ -1,13 +1,9 @@
 """The doctor on every lab's failing arm, where it must name the kind of trouble first, and on the fixed arm, where it must be silent."""
 
 import pytest
+from examined import examined
 from lab_arms import LABS, arms
 from test_capstone import script
-
-from labsupport.doctor.examining import examine
-from labsupport.doctor.rules import diagnose
-from labsupport.ground.arm import Job, watched
-from labsupport.showing.live import TerminalPlot
 
 # lab: (kind, the failing arm's name in the notebook, the fixed arm's, names of runs that these two need)
 TABLE = {
@@ -39,17 +35,6 @@ TABLE = {
     "the_profiler": ("batch-bound activations", "failure", "fix", ()),
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
-
-
-class NoPlot(TerminalPlot):
-    def finish(self, result):
-        pass
-
-
-def examined(function, args, keywords):
-    """The diagnosis of an arm, run as its lab runs it, with the probes in its process."""
-    given = {name: keywords[name] for name in ("budget", "outside", "env", "logical_devices") if name in keywords}
-    return diagnose(watched(Job(examine, (function, args), label="arm", timeout=120, **given), NoPlot))
 
 
 known_fault = pytest.mark.xfail(reason="names activations where only weights are held", strict=True)

@@ -101,9 +101,9 @@ def test_find_lab_and_the_cell_magic_in_ipython(asked, tmp_path):
 
 def test_the_doctor_examines_a_script(asked, tmp_path):
     (tmp_path / "leak.py").write_text(LEAK)
-    done = asked("-m", "labsupport", "doctor", "leak.py", "--budget", "128 MiB")
+    done = asked("-m", "labsupport", "doctor", "leak.py", "--exit-code", "--budget", "128 MiB")
     assert done.returncode == 1, done.stdout + done.stderr
-    said = " ".join(done.stdout.split())
+    said = " ".join(done.stderr.split())
     assert "retained tensors" in said and 'see lab 09, "What leaks over epochs"' in said, done.stdout
 
 

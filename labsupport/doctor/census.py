@@ -7,12 +7,17 @@ from collections import Counter
 
 from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable_bytes
 from labsupport.doctor.names import by_name, own_frames, own_names
+from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
 
 _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every report
 # tf.data counts a slice of an array as the whole array, at least twice the slice. Such elements share memory that is
 # counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
 _A_SLICE = 1.5
+_CACHES = ("Cache", "MemoryCache")  # names that tf.data's model has for a cache in memory
+_ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_allocator.h: kMinAllocationSize)
+# What is alive must have grown by this much, in bytes and as a share, before a census collects garbage; see rules.py.
+_GROWN, _GROWN_SHARE = MIB, 0.02
 
 
 class Censuses:
@@ -20,22 +25,36 @@ class Censuses:
 
     def __init__(self, gauge, tf):
         self._gauge, self._tf = gauge, tf
-        self._elements = weakref.WeakKeyDictionary()  # iterator: {stage: bytes of one element}
+        self._elements = weakref.WeakKeyDictionary()  # iterator: {stage: what one element takes}
+        self._met = weakref.WeakSet()  # models
+        self._number_met = 0
+        self._endless = False  # see Buffer
+        self._between = False  # whether the last one was
+        self._settled = (0, 0)  # bytes of tensors, number of iterators after the last collection
         self.taken = []
         self.buffers = {}  # stage: Buffer, the most that was seen at once
 
     def note_iterator(self, iterator, dataset):
         """A pipeline's stages, while its data set is at hand."""
         self._elements[iterator] = _element_bytes(dataset)
+        self._endless = self._endless or ask(_caches_behind_repeat, dataset, False)
 
-    def take(self, step, frames=()):
-        """Count after so many steps. frames: functions whose names count as holders, beside those that called this."""
-        gc.collect()
-        found = by_kind(gc.get_objects())
+    def take(self, step, frames=(), between=False):
+        """Count after so many steps. frames: functions whose names count as holders, beside those that called this.
+
+        between: from another thread, while a call of the script runs; the next one takes its place, and nothing is collected.
+        Garbage is collected only where what is alive has grown, to tell what only waits for the collector: a script in
+        which nothing grows is not changed in when its own finalizers run.
+        """
+        if self._between:
+            self.taken.pop()
+            self._between = False
+        found, garbage = (by_kind(gc.get_objects()), 0) if between else self._found()
+        self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
         sizes = Counter()
-        for variable in found["variables"]:
+        for variable in {ask(_handle, variable, id(variable)): variable for variable in found["variables"]}.values():
             sizes[_group(variable, slots, weights, not models)] += variable_bytes(variable)
         tensors, arrays = _holders([*frames, *own_frames(sys._getframe())])
         self.taken.append(
@@ -51,12 +70,41 @@ class Censuses:
                 arrays=sum(holder.size for holder in arrays),
                 buffers=self._count_buffers(found["iterators"]),
                 iterators=len(found["iterators"]),
+                garbage=garbage,
+                models_met=self._number_met,
                 operations=sum(ask(lambda graph: graph.version, graph, 0) for graph in found["graphs"]),
                 models=models,
                 tensor_holders=tensors[:_MOST_HOLDERS],
                 array_holders=arrays[:_MOST_HOLDERS],
             )
         )
+        self._between = between
+
+    def _found(self):
+        """(what is alive by kind, bytes of tensors that were garbage)."""
+        found = by_kind(gc.get_objects())
+        before, iterators = _tensor_sum(found), len(found["iterators"])
+        least = self._settled[0] + max(_GROWN, _GROWN_SHARE * self._settled[0])
+        if before <= least and iterators <= self._settled[1] + 1:
+            return found, 0
+        del found  # it would keep alive what is to be collected
+        gc.collect()
+        found = by_kind(gc.get_objects())
+        after = _tensor_sum(found)
+        self._settled = after, len(found["iterators"])
+        return found, max(0, before - after)
+
+    def _meet(self, models):
+        """Count the models that have been alive at any census, without those that are part of another."""
+        inner = {key for model in models for key in ask(_inside, model, ())}
+        for model in models:
+            if id(model) not in inner and ask(lambda model: model not in self._met, model, False):
+                self._met.add(model)
+                self._number_met += 1
+
+    def count_buffers(self):
+        """Look at the buffers of the iterators that are known, while a call of the script takes long."""
+        self._count_buffers(list(self._elements))
 
     def _count_buffers(self, iterators):
         """Bytes that all these iterators buffer now; the most of each stage is kept."""
@@ -67,7 +115,9 @@ class Censuses:
                 elements[stage] += number
         for stage, size in held.items():
             if stage not in self.buffers or size > self.buffers[stage].size:
-                self.buffers[stage] = Buffer(size, f"{stage}, {elements[stage]} elements")
+                self.buffers[stage] = Buffer(
+                    size, f"{stage}, {elements[stage]} elements", self._endless and stage.startswith(_CACHES)
+                )
         return held.total()
 
     def _buffered(self, iterator):
@@ -79,22 +129,45 @@ class Censuses:
                 size, number = node.bytes_produced, node.num_elements
             one = self._elements.get(iterator, {}).get(node.name.removesuffix("V2").removesuffix("V3"))
             if one is None or not number or size <= _A_SLICE * number * one:
-                rows.append((node.name, size, number))
+                rows.append((node.name, max(size, number * one if one else 0), number))
         return rows
 
 
 def _element_bytes(dataset):
-    """{stage: bytes of one element} of a pipeline's stages that buffer, where their shapes are known."""
+    """{stage: bytes of one element, as the allocator rounds them up} of a pipeline's stages, where their shapes are known."""
     found = {}
     while dataset is not None:
         stage = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V1")
         size = ask(
-            lambda data: sum(s.num_elements() * t.size for s, t in zip(data._flat_shapes, data._flat_types)), dataset
+            lambda data: [s.num_elements() * t.size for s, t in zip(data._flat_shapes, data._flat_types)], dataset
         )
         if size is not None:
-            found[stage] = size
+            found[stage] = sum(-(-one // _ROUNDED_TO) * _ROUNDED_TO for one in size)
         dataset = getattr(dataset, "_input_dataset", None)
     return found
+
+
+def _caches_behind_repeat(dataset):
+    """Whether a pipeline caches in memory what it has repeated without end."""
+    cached = False
+    while dataset is not None:
+        name = type(dataset).__name__
+        if cached and name.endswith("RepeatDataset") and int(dataset._count) < 0:
+            return True
+        cached = cached or name.startswith("CacheDataset")
+        dataset = getattr(dataset, "_input_dataset", None)
+    return False
+
+
+def _tensor_sum(found):
+    """Bytes of eager tensors, and behind the handles of variables."""
+    tensors = found["tensors"]
+    return sum(map(tensor_bytes, tensors)) + sum(size for _, size in filter(None, map(behind, tensors)))
+
+
+def _handle(variable):
+    """What all objects of one variable share: assign() returns another object for it."""
+    return id(variable.handle)
 
 
 def _models(models):

@@ -1,14 +1,23 @@
 """Run a training script unmodified under a memory budget, and name what its memory goes to.
 
     python -m labsupport doctor train.py --budget "2 GiB" -- --epochs 3
+    python -m labsupport doctor -m package.train --report doctor.txt
 
-The exit status is 0 if the script finished without a suspect, 1 otherwise.
+The script runs as `python train.py` would run it, from the current folder: it gets the same input, writes the same to
+standard output and standard error, and its exit status is the doctor's. The doctor's own words go to standard error when
+the script has ended, or into a file with --report. With --exit-code the status is the doctor's verdict instead: 0 if the
+script finished without a suspect, otherwise 1.
 """
 
+import contextlib
+import os
+import resource
+import signal
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
-_USAGE = "python -m labsupport doctor SCRIPT [--budget SIZE] [--outside SIZE] [--devices N] [--lines] [-- ARGUMENTS OF THE SCRIPT]"
+_USAGE = "python -m labsupport doctor (SCRIPT | -m MODULE) [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
+_WIDTH = 120  # columns of a report that goes to no terminal
 
 
 def add_command(commands):
@@ -21,7 +30,8 @@ def add_command(commands):
         formatter_class=RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("script", help="the script, which runs unmodified; its working folder is the current one")
+    add("script", nargs="?", help="the script, which runs unmodified; its working folder is the current one")
+    add("-m", dest="module", metavar="MODULE", help="in place of a script: a module, as in `python -m package.train`")
     add(
         "--budget",
         metavar="SIZE",
@@ -46,6 +56,19 @@ def add_command(commands):
         help="name the lines that held most at the peak, too: every allocation is recorded meanwhile, which takes time "
         "and memory outside the tensors",
     )
+    add("--report", metavar="FILE", type=Path, help="write the report into this file in place of standard error")
+    add(
+        "--json",
+        action="store_true",
+        help="the report as JSON: suspects with kind, evidence, place and labs; figures; cause",
+    )
+    add(
+        "--against",
+        metavar="FILE",
+        type=Path,
+        help="the --json report of an earlier run: tell what has changed since, and by how much",
+    )
+    add("--exit-code", action="store_true", help="exit with the doctor's verdict in place of the script's own status")
     parser.set_defaults(command=examine_and_report)
 
 
@@ -53,24 +76,62 @@ def examine_and_report(options):
     """`python -m labsupport doctor`; gives the exit status."""
     from rich.console import Console
 
-    from labsupport.doctor.examining import examine_script
+    from labsupport.doctor.against import changes, earlier
+    from labsupport.doctor.process import examine_script
     from labsupport.doctor.rules import diagnose
-    from labsupport.doctor.terminal import DoctorDisplay, report
-    from labsupport.ground.folders import ArmSetupError
+    from labsupport.doctor.terminal import DoctorDisplay
 
-    if not Path(options.script).is_file():
-        raise ArmSetupError(f"there is no script {options.script} here, in {Path.cwd()}")
+    before = earlier(options.against) if options.against else None
     budget = options.budget or "half of the free memory"
-    make_watcher = lambda: DoctorDisplay(options.script, budget)
+    shown = None if options.report else Console(stderr=True)
+    make_watcher = lambda: DoctorDisplay(options.module or options.script, budget, shown)
     result = examine_script(
-        options.script,
-        options.arguments,
-        make_watcher,
-        options.budget,
-        options.outside,
-        options.devices,
-        options.lines,
+        _command(options), make_watcher, options.budget, options.outside, options.devices, options.lines
     )
     diagnosis = diagnose(result)
-    report(diagnosis, Console())
-    return 1 if diagnosis.suspects or not result.ok else 0
+    _write(diagnosis, options, changes(before, diagnosis) if before else [])
+    if options.exit_code:
+        return 1 if diagnosis.suspects or not result.ok else 0
+    if result.status < 0:
+        _end_by(-result.status)
+    return result.status
+
+
+def _command(options):
+    """What stands behind `python`. Raises ArmSetupError."""
+    from labsupport.ground.folders import ArmSetupError
+
+    if (options.script is None) == (options.module is None):
+        raise ArmSetupError("give a script, or -m and a module; what is meant for the script goes after --")
+    if options.module is not None:
+        return ["-m", options.module, *options.arguments]
+    if not Path(options.script).is_file():
+        raise ArmSetupError(f"there is no script {options.script} here, in {Path.cwd()}")
+    return [options.script, *options.arguments]
+
+
+def _write(diagnosis, options, changed):
+    """The report, as text or as JSON, into a file or to standard error."""
+    from rich.console import Console
+
+    from labsupport.doctor.terminal import as_json, report
+
+    with contextlib.ExitStack() as stack:
+        stream = None
+        if options.report:
+            stream = stack.enter_context(options.report.open("w", encoding="utf-8", errors="replace"))
+        console = Console(file=stream, stderr=stream is None, color_system="auto" if stream is None else None)
+        if not console.is_terminal:
+            console.width = _WIDTH
+        if options.json:
+            console.out(as_json(diagnosis, changed), highlight=False)
+        else:
+            report(diagnosis, console, changed)
+
+
+def _end_by(number):
+    """End this process by the signal that ended the script, so that who started it is told the same."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -11,9 +11,10 @@ _FEWEST_LEVELS = 6
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of tensor memory at its peak, and of the allocation that found no room, by what they were.
+    """Bytes of tensor memory at its peak, by what they were.
 
-    working: what no object that was alive accounts for: activations, gradients and intermediates.
+    working: what no object that was alive accounts for: activations, gradients and intermediates. wanted: what was asked
+    for then and found no room; it stands beside the peak.
     """
 
     weights: int = 0
@@ -23,12 +24,14 @@ class Parts:
     earlier_models: int = 0
     data: int = 0
     kept: int = 0
+    garbage: int = 0
     buffers: int = 0
     working: int = 0
+    wanted: int = 0
 
     def rows(self):
-        """[(words, bytes)] of what has a size, largest first."""
-        sizes = [(_WORDS[part.name], getattr(self, part.name)) for part in fields(self)]
+        """[(words, bytes)] of what has a size, largest first; wanted is none of them."""
+        sizes = [(_WORDS[part.name], getattr(self, part.name)) for part in fields(self) if part.name in _WORDS]
         return sorted((row for row in sizes if row[1]), key=lambda row: -row[1])
 
 
@@ -40,6 +43,7 @@ _WORDS = {
     "earlier_models": "models that came before",
     "data": "data held as tensors",
     "kept": "tensors kept by the script",
+    "garbage": "garbage that waited for the collector",
     "buffers": "buffers of pipelines",
     "working": "activations, gradients and intermediates",
 }
@@ -50,7 +54,8 @@ def wanted(result):
 
     Where TensorFlow crashed in place of raising an error, it is the array that was being copied just then.
     """
-    return (result.wanted or result.facts.converted.now or None) if result.error else None
+    copied = result.facts.converted.now if result.facts else 0
+    return (result.wanted or copied or None) if result.error else None
 
 
 def in_use(result):
@@ -76,15 +81,16 @@ def parts_of_peak(result, earlier_models, kept):
         "other_variables": max(0, live.other_variables - live.replicas),
         "replicas": live.replicas,
         "earlier_models": earlier_models,
-        "data": _data(facts, live) + facts.converted.now,
+        "data": _data(facts, live),
         "kept": kept,
+        "garbage": facts.censuses[-1].garbage if result.error else 0,
         "buffers": sum(buffer.size for buffer in facts.buffers),
     }
-    rest = _peak(result) + (wanted(result) or 0)
+    rest = _peak(result)
     for name, size in sizes.items():
         sizes[name] = min(size, rest)
         rest -= sizes[name]
-    return Parts(**sizes, working=rest)
+    return Parts(**sizes, working=rest, wanted=wanted(result) or 0)
 
 
 def _peak(result):

@@ -20,12 +20,15 @@ from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.names import own, own_frames
 from labsupport.ground import meter
+from labsupport.ground.budget import MIB
 from labsupport.ground.record import Converted, Facts, Function, sendable
 from labsupport.peak.parts import largest
 
 SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted, since there may be many a step
 _MOST_HOLDERS = 6  # lines told: more do not help to find the first
+_MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
+_FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
 
@@ -59,7 +62,7 @@ def _described(python):
     tf.function of its own, as Keras makes one for each model.
     """
     code, outer = (getattr(function, "__code__", None) for function in (inspect.unwrap(python), python))
-    place = _place(code) if code and own(code) else "of a library"
+    place = _place(code) if code and own(code) else f"called at {_where() or 'a library'}"
     name = sendable(getattr(python, "__name__", "tf.function"))
     return code, Function(name, place, own=outer is not None and own(outer))
 
@@ -72,15 +75,18 @@ class Probe:
         self._intervals = Intervals(gauge)
         self._censuses = Censuses(gauge, tf)
         self._functions = {}  # code: Function
-        self._converted = Converted()
+        self._converted, self._baked = Converted(), Converted()
+        self._calling = ""  # the tf.function that runs, and is traced perhaps
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
         self._holders = []
+        self.unseen = []  # see Facts
         self._known = weakref.WeakSet()  # the tf.functions met so far
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
-        self._thread = threading.get_ident()
+        self._looked_at, self._level = None, MIB
+        self._thread = threading.main_thread().ident
 
     def install(self):
         """Wrap the entry points. Each wrapper takes the original, then its arguments."""
@@ -88,16 +94,22 @@ class Probe:
         from tensorflow.python.data.ops import iterator_ops
         from tensorflow.python.eager import backprop
         from tensorflow.python.eager.polymorphic_function import polymorphic_function
-        from tensorflow.python.framework import constant_op
+        from tensorflow.python.framework import constant_op, tensor_util
+        from tensorflow.python.util import traceback_utils
 
+        # Inside of TensorFlow's own filter of tracebacks, which then takes out our frames, too.
+        polymorphic_function.Function.__call__ = inspect.unwrap(polymorphic_function.Function.__call__)
         _wrap(polymorphic_function.Function, "__call__", self._function_call)
+        function = polymorphic_function.Function
+        function.__call__ = traceback_utils.filter_traceback(function.__call__)
+        _stay_out_of_tracebacks(traceback_utils)
         _wrap(backprop.GradientTape, "__enter__", self._tape_enter)
         _wrap(backprop.GradientTape, "__exit__", self._tape_exit)
         _wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
         _wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
         _wrap(constant_op, "convert_to_eager_tensor", self._convert)
+        _wrap(tensor_util, "make_tensor_proto", self._bake)
         _wrap(session.BaseSession, "run", self._session_run)
-        self._forgive_late_settings()
 
     # --- what is noted
 
@@ -109,7 +121,9 @@ class Probe:
     def _begin_step(self, name, kind="step"):
         self._intervals.begin_step(name, kind)
         total = self._intervals.total
-        if total & (total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        steps = self._intervals.steps
+        first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
+        if first or total & (total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
             self.take_census()
         self._send_sometimes()
 
@@ -132,6 +146,8 @@ class Probe:
     def note_failure(self):
         """An exception has begun, and has not unwound yet."""
         self._intervals.note_failure()
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _without_our_frames
 
     @quietly
     def name_holders(self, seen):
@@ -165,6 +181,7 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
+        _stay_out_of_tracebacks(sys.modules.get("keras.src.utils.traceback_utils"))
         code, described = _described(function.python_function)
         noted = self._functions.setdefault(code, described)
         noted.calls += 1
@@ -172,8 +189,9 @@ class Probe:
             self._known.add(function)
             noted.instances += 1
         before = function.experimental_get_tracing_count()
+        self._calling = f"tf.function {noted.name} ({noted.place})"
         if not self._tape_open:
-            self._begin_step(f"{noted.name} ({noted.place})")
+            self._begin_step(self._calling)
         return noted, before
 
     @quietly
@@ -186,6 +204,19 @@ class Probe:
         if traced and len(entry.traced_at) < _MOST_TRACES:
             entry.traced_at.append(entry.calls)
             entry.changing = entry.changing or self._python_value(args, kwargs)
+
+    @quietly
+    def look_between(self):
+        """Called now and then from another thread: what a call that takes long buffers meanwhile."""
+        now = self._intervals.total, self._intervals.open
+        if now == self._looked_at and now[1] is not None:
+            self._censuses.count_buffers()
+            level = self._gauge.tensors_now() or 0
+            if now[1].kind == "step" and self._intervals.steps[now[1].name].count == 1 and level > _MORE * self._level:
+                self._level = level  # variables may be made in a first call, and it may be the last
+                self._censuses.take(now[0], between=True)
+            self.send()
+        self._looked_at = now
 
     def _python_value(self, args, kwargs):
         """The first argument with a number, a text or a method in it: a tf.function traces anew for every value."""
@@ -255,6 +286,20 @@ class Probe:
             self.take_census()
         return much_larger
 
+    def _bake(self, original, values, *args, **kwargs):
+        if isinstance(values, np.ndarray) and values.nbytes >= _LARGE_ARRAY:
+            self._note_baked(values.nbytes)
+        return original(values, *args, **kwargs)
+
+    @quietly
+    def _note_baked(self, size):
+        """An array becomes a constant of a graph."""
+        baked = self._baked
+        baked.bytes += size
+        if size > baked.largest:
+            baked.largest, baked.place = size, self._calling or _where() or "a library"
+            self.send()
+
     def _session_run(self, original, *args, **kwargs):
         if threading.get_ident() == self._thread:
             self._begin_step("Session.run")
@@ -263,8 +308,8 @@ class Probe:
         finally:
             self.end()
 
-    def _forgive_late_settings(self):
-        """A script may configure devices and threads at its start, which is too late here: TensorFlow runs already."""
+    def forgive_late_settings(self):
+        """For a script that configures devices and threads at its start, where that is too late: they are set up already."""
         config = self._tf.config
         settings = {
             config: ("set_visible_devices", "set_logical_device_configuration"),
@@ -278,7 +323,7 @@ class Probe:
     def _forgiving(self, name, original, *args, **kwargs):
         try:
             return original(*args, **kwargs)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             self._ignored.add(name)
 
     # --- report
@@ -300,14 +345,34 @@ class Probe:
                 number_of_passes=len(passes),
                 functions=list(self._functions.values()),
                 converted=self._converted,
+                baked=self._baked,
                 buffers=sorted(self._censuses.buffers.values(), key=lambda buffer: -buffer.size),
                 censuses=self._censuses.taken,
                 open=self._intervals.open,
                 failed=self._intervals.failed,
                 ignored=sorted(self._ignored),
                 holders=self._holders,
+                unseen=self.unseen,
             )
         )
+
+
+def _stay_out_of_tracebacks(module):
+    """Let TensorFlow's or Keras' filter of tracebacks (traceback_utils.py) take out the frames of this file."""
+    if module is not None and __file__ not in module._EXCLUDED_PATHS:
+        module._EXCLUDED_PATHS = (*module._EXCLUDED_PATHS, __file__)
+
+
+def _without_our_frames(kind, error, trace):
+    """sys.excepthook after an exception has passed one of our wrappers: as Python shows it, without them."""
+    first, last = trace, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename != __file__:
+            last = trace
+        elif last is not None:  # the script's own frames come first
+            last.tb_next = trace.tb_next
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(first), first)
 
 
 def _wrap(owner, name, replacement):

@@ -8,6 +8,7 @@ A new rule is a function that yields Suspects, its place in one of the two lists
 Thresholds marked "by trial" part the troubled scripts of tests/cases and of the labs from the cured ones.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from labsupport.doctor.figures import Parts, growth, in_use, parts_of_peak, wanted
@@ -30,6 +31,14 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "optimizer state": ("where_memory_goes", "mixed_precision", "pruning"),
     "replicas": ("more_than_one_device",),
     "fragmentation": ("reading_an_oom",),
+    "weights": ("where_memory_goes", "mixed_precision", "pruning"),
+    "constants in graphs": ("retracing", "arrays_into_datasets"),
+    "old optimizers after compile()": ("where_memory_goes", "a_model_per_trial"),
+    "garbage that waits for the collector": ("leaks_over_epochs",),
+    "one operation's large output": ("shapes_and_layers",),
+    "cache behind repeat()": ("pipeline_buffers",),
+    "copies in child processes": ("generators",),
+    "copy on the host while saving": ("where_memory_goes",),
 }
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.
@@ -50,8 +59,25 @@ _INSTANCES = 2
 # Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
 # numbers.
 _GROWTH, _GROWTH_SHARE = MIB, 0.02
+# Of all that a size rose by: less in one step from census to census, such as a metric's variable, is no second rise.
+_A_RISE = 0.1
 # Of the growth: a name that holds less is not where it goes.
 _WORTH_NAMING = 1 / 4
+# Of what a script may add outside: children that hold so much are told also where it was enough. Workers with nothing of
+# their own but what a fork costs stay under half of it, by trial.
+_MOST_OF_IT = 0.7
+# Bytes that several children have made, and the share that they made in the last third of their lives: a third where each
+# keeps what comes, next to nothing where each needs room for its work; by trial.
+_CHILDREN_MADE, _STILL_LATE = 32 * MIB, 0.2
+# Times what is in use: an operation that joins pieces asks for about as much as they are.
+_OUTSIZE = 2
+_SAVING = re.compile(
+    r"\.save\w*\(|\bsave_model\("
+)  # Keras takes its own frames out of a traceback: the script's line is left
+_OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
+_MAKES_VARIABLES = re.compile(
+    r"\w*(Random|Normal)\w*|Mul|AddV2|Sub|Cast|Fill|Qr|Const|Identity|ZerosLike|\w*VariableOp|_EagerConst"
+)
 # Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
 # gone, when the two differ for no fault; by trial.
 _LET_GO = 1.2
@@ -59,7 +85,7 @@ _LET_GO = 1.2
 
 @dataclass(frozen=True)
 class Suspect:
-    """kind: a key of LABS. evidence: sentences.
+    """kind: a key of LABS. evidence: sentences. place: "train.py:41", where one line of the script is known.
 
     size: bytes it accounts for, None where it lies outside TensorFlow's allocator.
     """
@@ -67,6 +93,7 @@ class Suspect:
     kind: str
     size: int | None
     evidence: list
+    place: str = ""
 
     @property
     def labs(self):
@@ -86,12 +113,15 @@ class Diagnosis:
 def diagnose(result):
     """The Diagnosis of an arm that ran with probes. No suspects for a run that neither grew nor died of memory."""
     facts = result.facts
+    beside = [*in_children(result), *while_saving(result)]
     if facts is None or not facts.censuses:
-        return Diagnosis(result)
-    suspects = [suspect for rule in GROWTH for suspect in rule(facts, result.ok)]
-    parts = parts_of_peak(result, _earlier_models(facts, result.ok), _kept(facts, "tensors", result.ok)[0])
+        return Diagnosis(result, beside)
+    finished = not died_of_memory(result)  # with an error of its own, too: it has let go of much by then
+    suspects = [suspect for rule in GROWTH for suspect in rule(facts, finished)]
+    parts = parts_of_peak(result, _earlier_models(facts, finished), _kept(facts, "tensors", finished)[0])
+    suspects += beside
     if died_of_memory(result):
-        suspects += _by_size(result, parts, suspects)
+        suspects += [] if beside else _by_size(result, parts, suspects)
         suspects.sort(key=lambda suspect: -(suspect.size or 0))
     return Diagnosis(result, suspects, parts, growth(facts))
 
@@ -99,6 +129,43 @@ def diagnose(result):
 def died_of_memory(result):
     """Whether an arm ended because memory ran out."""
     return result.error is not None and result.error.cause.of_memory
+
+
+# --- what lies in no tensor
+
+
+def in_children(result):
+    """Pages that processes have for themselves which the script started, where they grow or are most of what it may add."""
+    made, family = result.offspring, result.family
+    if made is not None and made.number > 1 and made.size > _CHILDREN_MADE and made.late > _STILL_LATE:
+        sentence = (
+            f"{made.number} child processes made {mib(made.size)} for themselves, up to {mib(made.largest)} each, and went on "
+            "making more: what a worker keeps (a cache, say) each keeps for itself; threads share one copy"
+        )
+        yield Suspect("copies in child processes", None, [sentence])
+        return
+    if family is None or not result.outside or family.size < _MOST_OF_IT * result.outside:
+        return
+    sentence = (
+        f"{family.number} child processes held {mib(family.size)} that they share with nobody, up to {mib(family.largest)} "
+        "each: what a process keeps, each worker keeps; threads share one copy"
+    )
+    yield Suspect("copies in child processes", None, [sentence])
+
+
+def while_saving(result):
+    """Memory outside of TensorFlow that ran out while Keras wrote a model."""
+    if (
+        result.error is not None
+        and result.error.cause is Cause.MEMORY
+        and result.error.frames
+        and _SAVING.search(result.error.frames[-1].source)
+    ):
+        sentence = (
+            "memory ran out while a model was saved: its configuration is written as text, with each number of an array in it "
+            "(an initializer's constant, say) as a Python object; set such arrays as weights instead"
+        )
+        yield Suspect("copy on the host while saving", None, [sentence, str(result.error)], _place(result))
 
 
 # --- what grows
@@ -112,7 +179,8 @@ def _increase(censuses, name):
     """
     values = [getattr(census, name) for census in censuses if census.step >= 2]
     late = max(2, len(values) // 3)
-    rises = sum(later > earlier for earlier, later in zip(values, values[1:]))
+    least = _A_RISE * (max(values) - min(values)) if values else 0
+    rises = sum(later - earlier > least for earlier, later in zip(values, values[1:]))
     return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
 
 
@@ -130,7 +198,7 @@ def retracing(facts, finished):
         if function.traces < _TRACES or late < least or rebuilt:
             continue
         evidence = [
-            f"{function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
+            f"tf.function {function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
             "and still in the second half"
         ]
         if function.instances > _INSTANCES:
@@ -157,10 +225,10 @@ def growing_graph(facts, finished):
 
 
 def _earlier_models(facts, finished):
-    """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model."""
+    """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
     running = _while_steps_ran(facts) if finished else facts.censuses  # at its end a script has let go of its models
     grown = _increase(running, "held")
-    return grown if grown > (_largest_model(_fullest(facts)) / 2 or _GROWTH) else 0
+    return grown if grown > max(_largest_model(_fullest(facts)) / 2, _GROWTH) else 0
 
 
 def _fullest(facts):
@@ -189,6 +257,12 @@ def earlier_models(facts, finished):
         )
     elif len(last.models) > 2:
         evidence.append(f"{len(last.models)} models are alive")
+    if last.models_met == 1:
+        evidence.append(
+            "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
+        )
+        yield Suspect("old optimizers after compile()", grown, evidence)
+        return
     yield Suspect("models kept alive", grown, evidence)
 
 
@@ -225,6 +299,18 @@ def retained(facts, finished):
         yield Suspect("retained tensors", grown, evidence)
 
 
+def endless_cache(facts, finished):
+    """A cache that stands behind repeat(): its first pass never ends, so that it keeps every element of every pass."""
+    grown = _increase(_while_steps_ran(facts), "buffers")
+    # tf.data's model names a cache in memory twice (MemoryCache, MemoryCacheImpl): the first is enough.
+    one = next((buffer for buffer in facts.buffers if buffer.endless), None)
+    if one is not None and grown > _GROWTH:
+        sentence = (
+            f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
+        )
+        yield Suspect("cache behind repeat()", one.size, [sentence])
+
+
 def kept_iterators(facts, finished):
     """Iterators that stay alive, each with the buffers of its pipeline."""
     running = _while_steps_ran(facts)
@@ -239,10 +325,10 @@ def kept_iterators(facts, finished):
 
 def _buffered(facts):
     """The two stages of pipelines that were seen to buffer most."""
-    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2]]
+    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2] if buffer.size >= _GROWTH]
 
 
-GROWTH = (retracing, growing_graph, earlier_models, retained, kept_iterators)  # rule(facts, finished)
+GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kept_iterators)  # rule(facts, finished)
 
 
 # --- what is large, where memory ran out
@@ -270,21 +356,32 @@ class Death:
         facts, size = result.facts, wanted(result)
         last, during = facts.censuses[-1], facts.failed or facts.open
         outside = result.error.cause not in (Cause.OOM, Cause.CRASH_OUT)
-        data, buffers, working = parts.data, parts.buffers, parts.working
+        copied = min(facts.converted.now, parts.wanted)  # what was asked for was the copy of an array
+        data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
             data += max(last.arrays, facts.converted.bytes)
         if _in_a_pipeline(during):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
-            in_pipeline = max(0, working - (size or 0))
-            working, buffers = working - in_pipeline, buffers + in_pipeline
-        elif not during and not last.models and all(step.kind != "step" for step in facts.steps):
+            working, buffers = working - parts.working, buffers + parts.working
+        elif _before_training(facts) and not _building(result, parts):
             data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
         return cls(result, parts, size, during, outside, data, buffers, working)
+
+    @property
+    def building(self):
+        """Whether variables were being made."""
+        return _building(self.result, self.parts)
 
     @property
     def failing(self):
         """A sentence about what failed."""
         return f"the allocation that failed was for {mib(self.wanted)}" if self.wanted else self.result.error.message
+
+
+def _before_training(facts):
+    """Whether there is neither a model yet nor a step."""
+    during = facts.failed or facts.open
+    return not during and not facts.censuses[-1].models and all(step.kind != "step" for step in facts.steps)
 
 
 def _in_a_pipeline(interval):
@@ -303,13 +400,20 @@ def fragmentation(death):
         yield Suspect("fragmentation", free, [sentence])
 
 
+def _number(number, one, many):
+    return f"{number} {one if number == 1 else many}"
+
+
 def input_copy(death):
     """Data held whole, as tensors or as arrays."""
     if not death.data:
         return
     last, converted = death.result.facts.censuses[-1], death.result.facts.converted
     holders = sorted((last.tensor_holders + last.array_holders)[:2], key=lambda holder: -holder.size)
-    evidence = [f"{holder.name} holds {holder.number} tensors or arrays, {mib(holder.size)}" for holder in holders]
+    evidence = [
+        f"{holder.name} holds {_number(holder.number, 'tensor or array', 'tensors or arrays')}, {mib(holder.size)}"
+        for holder in holders
+    ]
     if converted.largest:
         evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
     yield Suspect("input copy", death.data, [*evidence, death.failing])
@@ -326,15 +430,78 @@ def buffer(death):
 
 def activations(death):
     """What operations had in use: activations, gradients and intermediates."""
-    if not death.working:
+    if not death.working or death.building:
         return
     where = "operations outside a training step took it"
     if death.during and death.during.kind == "step":
         where = f"in {death.during.name} the process died"
         if death.result.facts.failed:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
-    sizes = f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}"
-    yield Suspect("batch-bound activations", death.working, [where, death.failing, sizes])
+    evidence = [where, death.failing]
+    if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
+        evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
+    yield Suspect("batch-bound activations", death.working, evidence, _place(death.result))
+
+
+def _building(result, parts):
+    """Whether memory ran out while layers or an optimizer made their variables: before the first step, beside more variables than data, in an operation that initializers use."""
+    facts, operation = result.facts, _OPERATION.match(result.error.message)
+    if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
+        return False
+    no_step = not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
+    return no_step and parts.weights > parts.data
+
+
+def weights(death):
+    """Variables that train, as far as they have been made."""
+    size = max(0, death.parts.weights - sum(_others(death))) + death.working * death.building
+    if size:
+        evidence = [f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}", death.failing]
+        if death.building:
+            evidence.append(
+                "memory ran out while variables were made: the model and its optimizer are larger than the budget"
+            )
+        yield Suspect("weights", size, evidence, _place(death.result) if death.building else "")
+
+
+def constants(death):
+    """Arrays that became constants of graphs: copied into each graph, and into the allocator when it runs."""
+    baked = death.result.facts.baked
+    if baked.bytes > _WORTH_NAMING * death.result.budget:
+        sentence = (
+            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} in "
+            f"{baked.place}: give them as arguments, as tensors or as a tf.Variable"
+        )
+        yield Suspect("constants in graphs", baked.bytes, [sentence], baked.place)
+
+
+def garbage(death):
+    """Tensors that nothing leads to any more, in circles that only the collector takes apart."""
+    size = death.parts.garbage
+    if size:
+        sentence = (
+            f"{mib(size)} of tensors were garbage in reference cycles when memory ran out: objects that refer to themselves, "
+            "by a closure or a bound method, wait for Python's collector, which counts objects and not bytes"
+        )
+        yield Suspect("garbage that waits for the collector", size, [sentence, "break the cycle, or call gc.collect()"])
+
+
+def large_output(death):
+    """One operation before or beside any step whose output is much larger than all that was in use."""
+    facts, used = death.result.facts, in_use(death.result)
+    used = death.result.figures["peak"] or 0 if used is None else used
+    an_array = 2 * facts.converted.largest > (death.wanted or 0)
+    if death.wanted and _before_training(facts) and death.wanted > _OUTSIZE * used and not an_array:
+        sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
+        yield Suspect(
+            "one operation's large output", death.wanted, [sentence, str(death.result.error)], _place(death.result)
+        )
+
+
+def _place(result):
+    """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
+    frames = result.error.frames if result.error else []
+    return f"{frames[-1].place}:{frames[-1].number}" if frames else ""
 
 
 def optimizer_state(death):
@@ -348,9 +515,14 @@ def optimizer_state(death):
         yield Suspect("optimizer state", parts.slots + parts.other_variables, [sizes, death.failing])
 
 
+def _others(death):
+    """Bytes of each model beside the largest."""
+    return sorted(model.size for model in death.result.facts.censuses[-1].models)[:-1]
+
+
 def other_models(death):
     """Models beside the largest."""
-    others = sorted(model.size for model in death.result.facts.censuses[-1].models)[:-1]
+    others = _others(death)
     if others:
         size = sum(others)
         sentence = f"{len(others) + 1} models are alive; those beside the largest have {mib(size)} of weights"
@@ -365,14 +537,15 @@ def replicas(death):
         yield Suspect("replicas", 2 * copies, [sentence])
 
 
-SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas)  # rule(death)
+# rule(death)
+SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas, weights, constants, garbage)
 
 
 def _by_size(result, parts, known):
     """Suspects of a run that died of memory, beside those `known` to grow."""
     death = Death.of(result, parts)
-    if scattered := list(fragmentation(death)):
-        return scattered
+    if alone := [*fragmentation(death), *large_output(death)]:
+        return alone
     found = [suspect for rule in SIZE for suspect in rule(death)]
     if death.outside:
         # What TensorFlow's allocator holds is not at fault then, and Python objects that are no arrays may be.

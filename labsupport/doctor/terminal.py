@@ -1,14 +1,11 @@
-"""The doctor in a terminal: a chart that moves while the script runs, and the report at its end.
+"""The doctor in a terminal: a line now and then while the script runs, and the report at its end.
 
 What comes from the script (its path, names, errors) is shown as it is: as Text, never as markup.
 """
 
-import re
-import sys
+import json
 import time
 
-from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -23,14 +20,9 @@ from labsupport.showing.plain import plain
 
 _ROWS, _COLUMNS = 6, 60  # of the chart: with its axis it fits a terminal of 80 columns, above the script's own lines
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_REDRAW_SECONDS = 0.25  # four times a second looks alive
-_QUIET_SECONDS = 30  # between two lines of progress where there is no terminal to redraw: a log stays readable
+_QUIET_SECONDS = 30  # between two lines of progress: a log stays readable
 _NEAR = 0.97  # of its budget: an order of operations in a graph moves a peak by a few per cent (lab 05)
 _LEAST_PART = MIB / 10  # smaller parts of the peak would all read "0.0 MiB"
-_TENSORFLOW_LOG = re.compile(
-    r"^([IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: "
-    r"|WARNING: All log messages before absl|To enable the following instructions)"
-)
 _FIGURES = {
     "peak": "tensors, peak",
     "end": "tensors, at the end",
@@ -55,79 +47,58 @@ def chart(curve, top):
 
 
 class DoctorDisplay:
-    """The Watcher of the doctor's script. The script's own output goes on as it comes."""
+    """The Watcher of the doctor's script: a line now and then. The script's own output goes its own way."""
 
     stopped = False  # Ctrl+C does it here
 
-    def __init__(self, script, budget):
-        self._script, self._drawn, self._rest = plain(script), 0.0, ""
-        self._console = Console(stderr=True)
-        self._live = None
-        self._console.print(Text(f"doctor: starting {self._script} under a budget of {budget} for tensors …"))
-        if self._console.is_terminal:
-            self._live = Live(
-                console=self._console, transient=True, refresh_per_second=4, redirect_stdout=sys.stdout.isatty()
-            )
-            self._live.start()
+    def __init__(self, script, budget, console=None):
+        self._script, self._console, self._said = plain(script), console, time.monotonic()
+        self._ran_out = False  # whether it was said
+        self._say(f"doctor: starting {self._script} under a budget of {budget} for tensors …")
 
-    def hear(self, stream, text):
-        """What the script writes; TensorFlow's own log is left out."""
-        if stream == "stdout":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            return
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if not _TENSORFLOW_LOG.match(line):
-                print(line, file=sys.stderr)
+    def _say(self, line):
+        if self._console is not None:
+            self._console.print(Text(line), soft_wrap=True)
 
     def update(self, result, elapsed, started):
-        """Draw the chart anew, or without a terminal a line now and then."""
-        now = time.monotonic()
-        if now - self._drawn < (_REDRAW_SECONDS if self._live else _QUIET_SECONDS):
+        """A line of progress, seldom enough for a log to stay readable."""
+        if result.dumps and not self._ran_out:
+            self._ran_out = True
+            self._say(f"doctor: {self._script}: no room for a tensor; TensorFlow tries for ten seconds each time …")
+        if time.monotonic() - self._said < _QUIET_SECONDS:
             return
-        self._drawn = now
-        if self._live is not None:
-            self._live.update(self._drawing(result, elapsed, started))
-        elif started:
-            print(self._line(result, elapsed), file=sys.stderr, flush=True)
-
-    def _line(self, result, elapsed):
+        self._said = time.monotonic()
         facts = result.facts or Facts()
         level = mib(result.tensors[-1][1] if result.tensors else None)
-        return (
-            f"{self._script}: {elapsed:.0f} s · tensors {level} of {mib(result.budget)} · "
+        self._say(
+            f"doctor: {self._script}: {elapsed:.0f} s · tensors {level} of {mib(result.budget)} · "
             f"{sum(step.count for step in facts.steps)} steps · {facts.number_of_passes} passes over data"
         )
 
-    def _drawing(self, result, elapsed, started):
-        if not started:
-            return Text(f"{self._script}: starting Python and TensorFlow … {elapsed:.0f} s")
-        top = max([result.budget if result.budget_given else 0, MIB, *(1.1 * size for _, size in result.tensors)])
-        axis = [f"{top / MIB:,.0f} MiB", *[""] * (_ROWS - 2), "0 MiB"]
-        lines = chart(result.tensors, top)
-        rows = [Text.assemble((f"{label:>12} │", "dim"), (line, COLOURS[0])) for label, line in zip(axis, lines)]
-        floor = Text(f"{'':12} └{'─' * _COLUMNS} time, {elapsed:.0f} s", style="dim")
-        return Group(*rows, floor, Text(self._line(result, elapsed)))
-
     def finish(self, result):
-        """The report comes later; only the chart goes."""
-        self.abandon()
+        """The report comes later."""
 
     def abandon(self):
-        """Leave nothing but what the script wrote."""
-        if self._live is not None:
-            self._live.stop()
-        if self._rest:
-            print(self._rest, file=sys.stderr)
+        """Nothing was drawn."""
 
 
-def report(diagnosis, console):
-    """Print a Diagnosis: what happened, who is suspected and why, then the figures."""
+def drawn(result):
+    """The chart of a run's tensor memory with its axis, as lines of text; none where there are no samples."""
+    if len(result.tensors) < 2:
+        return []
+    top = max([result.budget if result.budget_given else 0, MIB, *(1.1 * size for _, size in result.tensors)])
+    axis = [f"{top / MIB:,.0f} MiB", *[""] * (_ROWS - 2), "0 MiB"]
+    rows = [f"{label:>12} │{line}" for label, line in zip(axis, chart(result.tensors, top))]
+    return [*rows, f"{'':12} └{'─' * _COLUMNS} time, {result.tensors[-1][0]:.0f} s"]
+
+
+def report(diagnosis, console, changed=()):
+    """Print a Diagnosis: what happened, who is suspected and why, then the figures; changed: sentences of against.py."""
     result = diagnosis.result
     console.rule(Text(f"doctor: {plain(result.label)}"))
     time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
-    console.print(Text.assemble((result.outcome, "bold"), time_taken))
+    status = "" if result.status in (0, None) else f", exit status {result.status}"
+    console.print(Text.assemble((result.outcome, "bold"), time_taken, status))
     if result.error is not None:
         console.print(Text(plain(str(result.error))))
     for number, suspect in enumerate(diagnosis.suspects, 1):
@@ -136,6 +107,8 @@ def report(diagnosis, console):
         look, sentence = _no_suspect(result)
         console.print(Text.assemble("\n", (look.sign, look.colour), " ", sentence))
     console.print()
+    for line in drawn(result):
+        console.print(Text(line, style=COLOURS[0], no_wrap=True))
     console.print(_table(diagnosis))
     sources = "; ".join(dict.fromkeys(SOURCES.values()))
     console.print(
@@ -144,8 +117,10 @@ def report(diagnosis, console):
     _print_holders(diagnosis, console)
     for sentence in diagnosis.growth:
         console.print(Text(f"growth: {plain(sentence)}"))
+    for sentence in changed:
+        console.print(Text(f"against the earlier run: {plain(sentence)}"))
     if result.facts is not None and result.facts.ignored:
-        console.print(Text(f"ignored, since TensorFlow was running already: {', '.join(result.facts.ignored)}"))
+        console.print(Text(f"ignored, since the doctor sets up the GPU: {', '.join(result.facts.ignored)}"))
 
 
 def _print_suspect(number, suspect, console):
@@ -161,7 +136,7 @@ def _print_holders(diagnosis, console):
     facts = diagnosis.result.facts
     for row in facts.holders if facts else ():
         console.print(Text(f"at the peak: {plain(row)}"))
-    if diagnosis.suspects and not facts.holders:
+    if diagnosis.suspects and facts is not None and not facts.holders:
         console.print(Text("Which lines held it: run this again with --lines", style="dim"))
 
 
@@ -171,10 +146,11 @@ def _table(diagnosis):
     table.add_column("added", justify="right", no_wrap=True)
     for name, words in _FIGURES.items():
         table.add_row(words, _figure(diagnosis.result, name))
-    whole = "of the peak" + " and what was wanted then" * bool(wanted(diagnosis.result))
     for words, size in diagnosis.parts.rows():
         if size >= _LEAST_PART:
-            table.add_row(f"  {whole}: {words}", mib(size))
+            table.add_row(f"  of the peak: {words}", mib(size))
+    if asked := wanted(diagnosis.result):
+        table.add_row("asked for then, and not found", mib(asked))
     return table
 
 
@@ -188,17 +164,56 @@ def _figure(result, name):
 
 def _no_suspect(result):
     """(how good the news is, a sentence) where nobody is suspected."""
-    if result.ok:
-        near = result.budget_given and (result.figures["peak"] or 0) > _NEAR * result.budget
-        edge = " Its peak is at the edge of the budget: another order of operations, and it may not fit." * near
-        return (
-            GOOD,
-            f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}",
-        )
-    if result.facts is None:
-        return UNKNOWN, "The script never came to run, so there is nothing to tell."
+    if result.facts is None or result.facts.unseen:
+        return UNKNOWN, _not_seen(result)
     if died_of_memory(result):
         return UNKNOWN, "It died of memory, but nothing that was alive explains it."
-    if not result.facts.censuses:
-        return UNKNOWN, "It ended before its first step, for another reason than memory."
-    return UNKNOWN, "It ended for another reason than memory; until then nothing grew."
+    if not result.ok:
+        until = "until then nothing grew" if result.facts.censuses else "that was before its first step"
+        return UNKNOWN, f"It ended for another reason than memory; {until}."
+    if result.dumps:
+        return UNKNOWN, f"It finished, but TensorFlow's allocator ran out {len(result.dumps)} times on the way."
+    near = result.budget_given and (result.figures["peak"] or 0) > _NEAR * result.budget
+    edge = " Its peak is at the edge of the budget: another order of operations, and it may not fit." * near
+    return GOOD, f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}"
+
+
+def _not_seen(result):
+    """A sentence where no probe has seen what held memory."""
+    ended = "" if result.ok else " It ended for another reason than memory." * (not died_of_memory(result))
+    if result.facts is not None and result.facts.unseen:
+        names = ", ".join(map(plain, result.facts.unseen))
+        return f"{names}: its memory is not TensorFlow's, so that the doctor cannot see it.{ended}"
+    return f"TensorFlow was not loaded here, so there is nothing to tell of its memory.{ended}"
+
+
+def as_json(diagnosis, changed=()):
+    """A Diagnosis as JSON. Sizes are bytes; null is "unavailable", and for a suspect "outside TensorFlow's allocator"."""
+    result = diagnosis.result
+    data = {
+        "script": result.label,
+        "outcome": result.outcome,
+        "exit_status": result.status,
+        "cause": None if result.ok else str(result.error.cause),
+        "error": None if result.ok else plain(str(result.error)),
+        "seconds": result.seconds,
+        "budget": result.budget,
+        "suspects": [_suspect_data(suspect) for suspect in diagnosis.suspects],
+        "figures": result.figures,
+        "parts_of_peak": dict(diagnosis.parts.rows()),
+        "asked_for": wanted(result),
+        "growth": diagnosis.growth,
+        "lines": result.facts.holders if result.facts else [],
+        "against": list(changed),
+    }
+    return json.dumps(data, indent=2)
+
+
+def _suspect_data(suspect):
+    return {
+        "kind": suspect.kind,
+        "bytes": suspect.size,
+        "place": suspect.place or None,
+        "evidence": suspect.evidence,
+        "read": see_lab(*suspect.labs),
+    }

@@ -29,7 +29,7 @@ from labsupport.ground.meter import SAMPLE_SECONDS
 from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes, wanted_in_log
 from labsupport.ground.pipe import Garbled, Receiver
 from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
-from labsupport.ground.result import ArmError, ArmResult, is_own, line_of, place
+from labsupport.ground.result import ArmError, ArmResult, Family, is_own, line_of, place
 from labsupport.ground.values import NoValue, unpack
 
 _LOG_BYTES = 2 * MIB  # kept of each stream, the newest; an allocator's dump has some tens of KiB
@@ -37,6 +37,9 @@ _LOG_BYTES = 2 * MIB  # kept of each stream, the newest; an allocator's dump has
 # pages goes at about 1 GiB a second on the machines that this was tried on, so this is half a second of it.
 _WATCH_SLACK = 512 * MIB
 _WATCH_SECONDS = 0.5
+# Of what a family may hold, by its resident sets, which count shared pages again in each: from here on it is read what is each one's own.
+_LOOK_CLOSER = 0.3
+_SPARING = 20  # times as long as it takes to read them they are not read again: that keeps it under 5 % of one core
 _MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback has more
 _REST_SECONDS = (
     1  # for output that waits in the pipes at the end, 64 KiB each; a thread of the arm may write without end
@@ -108,7 +111,7 @@ def watched(job, make_watcher):
     try:
         watcher = make_watcher()
         child = _Child(blocks, child_environment(allowed, {"TMPDIR": str(folder / "tmp"), **(job.env or {})}))
-        _Watch(child, result, watcher, allowed, job.timeout).follow()
+        Watch(child, result, watcher, allowed, job.timeout).follow()
     except BaseException:
         if watcher is not None:
             watcher.abandon()
@@ -253,62 +256,62 @@ class _Child:
             os.close(descriptor)
 
 
-class _Watch:
+class Watch:
     """Follows a child until it reports, dies, runs too long, grows too large or is stopped; fills in an ArmResult."""
 
     def __init__(self, child, result, watcher, allowed, timeout):
-        self._child, self._result, self._watcher = child, result, watcher
-        self._most = allowed.tensors + allowed.outside + _WATCH_SLACK
+        self.child, self.result, self.watcher = child, result, watcher
+        self.most = allowed.tensors + allowed.outside + _WATCH_SLACK
         self._timeout = timeout
         self._born = time.monotonic()
-        self._start = self._process = None  # the Start record, the arm's process
-        self._looked = 0.0
+        self.start = self.process = None  # the Start record, the arm's process
+        self._looked = self._pause = 0.0  # at the family: when last, and how long not to look again
         self._ran_out_at = None  # when the newest dump of the allocator came
         self._tail = ""  # the end of the log, where a line may still be incomplete
         self._system_kills = _system_kills()
 
     def follow(self):
-        result = self._result
+        result = self.result
         while result.error is None:
             try:
-                for kind, *what in self._child.read(SAMPLE_SECONDS):
+                for kind, *what in self.child.read(SAMPLE_SECONDS):
                     if kind == "record" and isinstance(what[0], End):
                         self._finish(*what)
                         return
-                    self._take(kind, *what)
+                    self.take(kind, *what)
             except Garbled as error:
                 result.error = ArmError(
                     Cause.GARBLED, f"{error}; a function must not write to file descriptors that it did not open"
                 )
                 break
             now = time.monotonic()
-            elapsed = now - (self._start.zero if self._start else self._born)
+            elapsed = now - (self.start.zero if self.start else self._born)
             result.error = self._trouble(now, elapsed)
             if result.error is None:
-                self._watcher.update(result, elapsed, self._start is not None)
-        result.seconds = None if self._start is None else time.monotonic() - self._start.zero
-        result.error.log = self._child.log()
+                self.watcher.update(result, elapsed, self.start is not None)
+        result.seconds = None if self.start is None else time.monotonic() - self.start.zero
+        result.error.log = self.child.log()
 
-    def _take(self, kind, what, _=None):
+    def take(self, kind, what, _=None):
         """Note one thing that came."""
-        result = self._result
+        result = self.result
         if kind == "record":
-            self._note(what)
+            self.note(what)
         else:
             if kind == "stdout":
                 result.output += what
                 if len(result.output) > _LOG_BYTES:
                     result.output = "… (the beginning was cut)\n" + result.output[-_LOG_BYTES // 2 :]
             else:
-                self._listen(what)
-            self._watcher.hear(kind, what)
+                self.listen(what)
+            self.watcher.hear(kind, what)
 
-    def _note(self, record):
-        result = self._result
+    def note(self, record):
+        result = self.result
         if isinstance(record, Start):
-            self._start, result.device = record, record.device
+            self.start, result.device = record, record.device
             with contextlib.suppress(psutil.Error):
-                self._process = psutil.Process(record.pid)
+                self.process = psutil.Process(record.pid)
         elif isinstance(record, Sample):
             result.tensors.append((record.seconds, record.tensors))
         elif isinstance(record, PhaseBegun):
@@ -322,18 +325,18 @@ class _Watch:
         elif isinstance(record, Facts):
             result.facts = record
 
-    def _listen(self, text):
+    def listen(self, text):
         """Note each dump of the allocator in the log."""
         *lines, self._tail = (self._tail + text).rsplit("\n", 1) if "\n" in text else (self._tail + text,)
         if lines and (found := dumped_in_use(lines[0])):
-            self._result.dumps += found
+            self.result.dumps += found
             self._ran_out_at = time.monotonic()
         self._tail = self._tail[-1000:]
 
     def _trouble(self, now, elapsed):
         """Why the arm is to be ended or has died: an ArmError; None while all is well."""
-        grown = self._grown(now, elapsed)
-        if grown > self._most:
+        grown = self.grown(now, elapsed)
+        if grown > self.most:
             return ArmError(
                 Cause.WATCH,
                 f"the arm was ended: with its children it grew by {mib(grown)}, more than its budgets allow",
@@ -342,36 +345,44 @@ class _Watch:
             return ArmError(
                 Cause.TIMEOUT, f"the arm was ended after {self._timeout} s; give run() a longer timeout if it needs one"
             )
-        if self._watcher.stopped:
+        if self.watcher.stopped:
             return ArmError(Cause.STOPPED, "you stopped this run; run the cell again to measure it")
-        code = self._child.gone()
-        return None if code is None else self._death(code)
+        code = self.child.gone()
+        return None if code is None else self.death(code)
 
-    def _grown(self, now, elapsed):
+    def grown(self, now, elapsed):
         """Bytes that the arm and its children have added; also takes the samples of the resident set."""
-        if self._process is None:
+        if self.process is None:
             return 0
         try:
-            if not self._result.process or elapsed - self._result.process[-1][0] >= SAMPLE_SECONDS:
-                self._result.process.append((elapsed, self._process.memory_info().rss - self._start.process_zero))
-            if now - self._looked < _WATCH_SECONDS:
+            if not self.result.process or elapsed - self.result.process[-1][0] >= SAMPLE_SECONDS:
+                self.result.process.append((elapsed, self.process.memory_info().rss - self.start.process_zero))
+            if now - self._looked < max(_WATCH_SECONDS, self._pause):
                 return 0
             self._looked = now
-            children = self._process.children(recursive=True)
-            own = self._process.memory_info().rss - self._start.process_zero
+            own, children = self.process.memory_info().rss, self.process.children(recursive=True)
+            grown = own + _sum(children, lambda child: child.memory_info().rss) - self.start.process_zero
+            # Pages that a fork shares count once in each resident set. What is a child's alone takes longer to read.
+            if children and grown > _LOOK_CLOSER * self.most:
+                alone = _own_pages(children)
+                self._pause = _SPARING * (time.monotonic() - now)
+                self.note_family(elapsed, alone)
+                grown = own + sum(alone) - self.start.process_zero
+            return grown
         except psutil.Error:
             return 0
-        resident = _sum(children, lambda child: child.memory_info().rss)
-        # Pages that were shared by a fork count once in each resident set. What is a child's alone takes longer to read.
-        return own + (
-            resident if own + resident <= self._most else _sum(children, lambda child: child.memory_full_info().uss)
-        )
 
-    def _death(self, code):
+    def note_family(self, elapsed, alone):
+        """Remember what children hold, where it is the most so far; alone: bytes of each."""
+        found = Family(elapsed, len(alone), sum(alone), max(alone, default=0))
+        if self.result.family is None or found.size > self.result.family.size:
+            self.result.family = found
+
+    def death(self, code):
         """An ArmError for a process that died before it could report. The cause comes from figures and from TensorFlow's own log."""
         if code >= 0:
             return ArmError(Cause.EXIT, f"its process ended by itself with exit code {code} before it could report")
-        name, log = signal.Signals(-code).name, self._child.log()
+        name, log = signal.Signals(-code).name, self.child.log()
         ran_out = self._ran_out_at is not None and time.monotonic() - self._ran_out_at < _CRASH_SECONDS
         if name == "SIGKILL":
             system = self._system_kills is not None and (_system_kills() or 0) > self._system_kills
@@ -380,7 +391,7 @@ class _Watch:
         elif name not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"):
             cause, why = Cause.KILLED, "it was ended from outside"
         elif ran_out:
-            self._result.wanted = wanted_in_log(log)
+            self.result.wanted = wanted_in_log(log)
             cause, why = (
                 Cause.CRASH_OUT,
                 "compiled code crashed when TensorFlow's allocator had just run out of memory (see the log)",
@@ -393,20 +404,29 @@ class _Watch:
 
     def _finish(self, end, arrays):
         """The arm has reported."""
-        result = self._result
-        for kind, *what in self._child.rest():
-            self._take(kind, *what)
-        self._listen("\n")
+        result = self.result
+        for kind, *what in self.child.rest():
+            self.take(kind, *what)
+        self.listen("\n")
         result.seconds = end.seconds
         result.figures.update({name: size for name, size in end.figures.items() if name in result.figures})
         if end.raised is not None:
-            result.error = _told(end.raised, self._child.log(), result)
+            result.error = told(end.raised, self.child.log(), result)
             result.wanted = wanted_bytes(end.raised.message)
             return
         try:
             result.value = unpack(end.value, arrays)
         except NoValue as error:
             result.error = ArmError(Cause.NO_VALUE, f"the arm finished, but {error}")
+
+
+def _own_pages(processes):
+    """Bytes of each process that it shares with no other (USS)."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append(process.memory_full_info().uss)
+    return found
 
 
 def _sum(processes, size):
@@ -426,7 +446,7 @@ def _system_kills():
     return int(found[1]) if found else None
 
 
-def _told(raised, log, result):
+def told(raised, log, result):
     """The ArmError of what a function raised."""
     message = f"{raised.type}: {raised.message[:_MESSAGE]}" + (" …" if len(raised.message) > _MESSAGE else "")
     if raised.cause is Cause.OOM:

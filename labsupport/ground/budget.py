@@ -48,10 +48,10 @@ def in_mib(size):
     return None if size is None else size / MIB
 
 
-def process_status(name):
-    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc."""
+def process_status(name, pid="self"):
+    """Bytes of a field of /proc/self/status such as "VmHWM"; None where there is no /proc, or no such process."""
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     except OSError:
@@ -137,6 +137,13 @@ class Budget:
 
     def apply(self, tf, logical_devices):
         """In the child, before the first tensor: impose the limits. Returns the device's name, e.g. "CPU:0"."""
+        device = self.configure(tf, logical_devices)
+        self.reserve(tf, device)
+        self.limit_process()
+        return device
+
+    def configure(self, tf, logical_devices):
+        """Before TensorFlow's devices are made: how many, and a GPU's limit. Returns the name of the first."""
         gpus = tf.config.list_physical_devices("GPU")
         limit_mib = self.tensors // MIB
         if gpus:
@@ -146,23 +153,31 @@ class Budget:
         elif logical_devices > 1:
             split = [tf.config.LogicalDeviceConfiguration() for _ in range(logical_devices)]
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
-        if not gpus:
-            # Reserve the budget as one region, as a GPU does by default. Otherwise regions grow by
-            # doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs no memory.
-            with tf.device("CPU:0"):
-                tf.raw_ops.Empty(shape=[(limit_mib - _FIRST_REGION_MIB) * MIB // 16], dtype=tf.complex128)
-        self._limit_process()
         return "GPU:0" if gpus else "CPU:0"
 
-    def _limit_process(self):
-        """Cap private writable memory (Linux). Elsewhere the parent's watch on the resident set is the only cap."""
+    def reserve(self, tf, device):
+        """Before the first tensor: reserve the budget as one region, as a GPU does by default.
+
+        Otherwise regions grow by doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs no
+        memory.
+        """
+        if device.startswith("CPU"):
+            with tf.device(device):
+                size = (self.tensors // MIB - _FIRST_REGION_MIB) * MIB
+                tf.raw_ops.Empty(shape=[size // 16], dtype=tf.complex128)
+
+    def limit_process(self, free=None):
+        """Cap private writable memory (Linux). Elsewhere the parent's watch on the resident set is the only cap.
+
+        free: bytes of it that are not counted; what there is now if None.
+        """
         private = process_status("VmData")
         if private is None:
             return
         import resource
 
         # root could lift a lower limit that is in force already; the hard one stays, for lift_process_limit()
-        limit = min(private + self.outside, _data_limit() or sys.maxsize)
+        limit = min((private if free is None else free) + self.outside, _data_limit() or sys.maxsize)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 

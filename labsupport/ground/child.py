@@ -23,6 +23,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _MOST_FRAMES = 40  # of a traceback, from either end; a reader wants fewer
 _FROM_PYTHON = re.compile(r"(\w+Error): .*?\nTraceback \(most recent call last\):", re.DOTALL)
+# What TensorFlow says of a graph's constant that the allocator has no room for (core/kernels/constant_op.cc).
+NO_ROOM_FOR_CONSTANT = "Cannot parse tensor from proto"
 _ENDLESS = 2_000  # nested calls: twice Python's own limit, which the function must have raised
 
 
@@ -122,7 +124,7 @@ def _kinds(error, message):
     return {inside[1]} if inside else names
 
 
-def _raised(error, setup=False):
+def record_of(error, setup=False):
     """The record of an exception."""
     from labsupport.ground.record import Cause, Raised, sendable
 
@@ -133,7 +135,7 @@ def _raised(error, setup=False):
     except Exception:  # an exception whose text cannot be made
         message = "its text cannot be shown"
     kinds = _kinds(error, message)
-    if "ResourceExhaustedError" in kinds:
+    if "ResourceExhaustedError" in kinds or NO_ROOM_FOR_CONSTANT in message:
         cause = Cause.OOM
     elif any(name.endswith("MemoryError") for name in kinds):  # NumPy has one of its own
         cause = Cause.MEMORY
@@ -191,7 +193,7 @@ def _run(job, gauge, sender):
         if os.getpid() != me:
             _leave(caught)
         lift_process_limit()
-        raised = _raised(caught, setup=not loaded)
+        raised = record_of(caught, setup=not loaded)
     return value, raised, time.monotonic() - gauge.zero if gauge.zero else None, gauge.figures()
 
 

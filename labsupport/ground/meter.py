@@ -86,11 +86,19 @@ class Meter:
             self._mark_was_reset = True
         self._mark = _high_water()
         self.process_zero = psutil.Process().memory_info().rss
+        self._start_counter()
+        self.zero = time.monotonic()
+
+    def start_late(self, zero, process_zero):
+        """Set a zero level that was before, in a process of which nothing may be reset: its marks count from its begin."""
+        self._mark, self.zero, self.process_zero = 0, zero, process_zero
+        self._start_counter()
+
+    def _start_counter(self):
         if stats := self.counter and self.counter.read():
             self.counter.reset_peak()
             self.tensors_zero = stats[0]
             self._windows = [[stats[0]], [stats[0]]]
-        self.zero = time.monotonic()
 
     def attach(self, counter):
         """Take on a counter that has come to be since start(), with everything that it has counted."""
@@ -165,17 +173,18 @@ class Meter:
 
     def sample(self):
         """Report a Sample regularly from a thread: the curve between the exact figures."""
+        threading.Thread(target=self.keep_sampling, daemon=True, name="labsupport-sampler").start()
 
-        def loop():
-            while (now := self.tensors_now()) is not None:
-                try:
-                    report(Sample(time.monotonic() - self.zero, now))
-                except OSError:  # the watcher has gone
-                    return
-                # Often at first, for the curve of a short arm; then seldom.
-                time.sleep(min(max(SAMPLE_SECONDS, (time.monotonic() - self.zero) / 10), SLOWEST_SAMPLE_SECONDS))
-
-        threading.Thread(target=loop, daemon=True, name="labsupport-sampler").start()
+    def keep_sampling(self, also=lambda: None):
+        """Report a Sample regularly, as long as there is a counter and somebody who hears it; also() is called each time."""
+        while (now := self.tensors_now()) is not None:
+            try:
+                report(Sample(time.monotonic() - self.zero, now))
+            except OSError:  # the watcher has gone
+                return
+            also()
+            # Often at first, for the curve of a short arm; then seldom.
+            time.sleep(min(max(SAMPLE_SECONDS, (time.monotonic() - self.zero) / 10), SLOWEST_SAMPLE_SECONDS))
 
 
 active: Meter | None = None  # the meter of this process, when it runs an arm

@@ -44,6 +44,8 @@ def explain_oom(message, log, budget):
     found = _WANTED.search(message)
     op = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
     where = f" in {op[1]}" if op else ""
+    if "Cannot parse tensor from proto" in message:  # tensorflow/core/kernels/constant_op.cc
+        return f"Out of memory{where}: no room for a constant of the graph, of a budget of {mib(budget)}"
     if not found:  # XLA words it differently: "Out of memory while trying to allocate …"
         lines = message.strip().splitlines() or ["no message"]
         return f"Out of memory{where}: " + next((line.strip() for line in lines if "ut of memory" in line), lines[0])

@@ -160,7 +160,7 @@ class Function(Struct):
 
 
 class Converted(Struct):
-    """Arrays copied into tensors: all their bytes, the largest and where; now: bytes of one whose copy has begun and not ended."""
+    """Arrays copied into tensors, or into constants of graphs: all their bytes, the largest and where; now: bytes of one whose copy has begun and not ended."""
 
     bytes: int = 0
     largest: int = 0
@@ -184,17 +184,19 @@ class Model(Struct, frozen=True):
 
 
 class Buffer(Struct, frozen=True):
-    """A stage of a pipeline, and the most that it was seen to buffer."""
+    """A stage of a pipeline, and the most that it was seen to buffer. endless: a cache behind repeat(), which never ends its first pass."""
 
     size: int
     name: str
+    endless: bool = False
 
 
 class Census(Struct, frozen=True):
     """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then.
 
     held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
-    on other devices; operations: of all graphs together.
+    on other devices; operations: of all graphs together; garbage: of tensors that only waited for the collector, where it
+    was asked; models_met: how many models were seen alive so far.
     """
 
     step: int
@@ -209,6 +211,8 @@ class Census(Struct, frozen=True):
     buffers: int = 0
     iterators: int = 0
     operations: int = 0
+    garbage: int = 0
+    models_met: int = 0
     models: list[Model] = []
     tensor_holders: list[Holder] = []
     array_holders: list[Holder] = []
@@ -227,8 +231,8 @@ class Facts(Struct, tag=True):
     """All that the probes have seen so far; each replaces the one before.
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; open: what runs now; failed: what
-    ran when an exception began; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
-    or on why none are known, where they were asked for.
+    ran when an exception began; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
+    or on why none are known, where they were asked for; unseen: what ran here and holds memory that no probe sees.
     """
 
     steps: list[Step] = []
@@ -236,12 +240,14 @@ class Facts(Struct, tag=True):
     number_of_passes: int = 0
     functions: list[Function] = []
     converted: Converted = field(default_factory=Converted)
+    baked: Converted = field(default_factory=Converted)
     buffers: list[Buffer] = []
     censuses: list[Census] = []
     open: Interval | None = None
     failed: Interval | None = None
     ignored: list[str] = []
     holders: list[str] = []
+    unseen: list[str] = []
 
 
 Record = Start | Sample | PhaseBegun | Phase | Facts | End

@@ -36,14 +36,24 @@ def line_of(file, number):
 
 
 def place(file):
-    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on."""
+    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on, others from the current folder on."""
     try:
         from IPython import get_ipython
 
         known = get_ipython().compile.format_code_name(file)
     except (ImportError, AttributeError):
         known = None
-    return " ".join(known) if known else file.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep)
+    if known:
+        return " ".join(known)
+    return file.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep).removeprefix(_here())
+
+
+def _here():
+    """The current folder with a slash behind it; "" where it was deleted."""
+    try:
+        return os.path.join(os.getcwd(), "")
+    except OSError:
+        return ""
 
 
 @dataclass
@@ -69,6 +79,27 @@ class ArmError:
     __repr__ = __str__
 
 
+class Family(NamedTuple):
+    """The children of an arm when they held most: bytes that are theirs alone (USS), of all and of the largest."""
+
+    seconds: float
+    number: int
+    size: int
+    largest: int
+
+
+class Offspring(NamedTuple):
+    """What children that a script forked have made for themselves while it trained: bytes of all and of the largest when they held most.
+
+    late: the share of all that they ever made which they made in the last third of their lives.
+    """
+
+    number: int
+    size: int
+    largest: int
+    late: float
+
+
 @dataclass(repr=False)
 class ArmResult:
     """One measured run of one function.
@@ -80,6 +111,8 @@ class ArmResult:
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
     wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
     ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
+    family: what its children held, where that was much; offspring: what they made, of a script. status: a script's exit status as Popen gives it, None for an arm.
+    outside: bytes that a script and its children might add beside its tensors.
     job: the arm.Job that was run, where it can be run again.
     """
 
@@ -97,6 +130,10 @@ class ArmResult:
     wanted: int | None = None
     dumps: list = field(default_factory=list)
     facts: Facts | None = None
+    family: Family | None = None
+    offspring: Offspring | None = None
+    status: int | None = None
+    outside: int | None = None
     device: str = ""
     output: str = ""
     job: object = field(default=None, compare=False)
@@ -169,7 +206,7 @@ def libraries():
 
 def is_own(file):
     """Whether code of this file is the learner's rather than a library's. A relative path or a cell's name is the learner's."""
-    return not file.startswith(("<frozen", *libraries()))
+    return not file.startswith(("<frozen", *libraries())) and not file.endswith(".pyx")  # Cython tells a relative path
 
 
 class Stopped(KeyboardInterrupt):
