@@ -86,27 +86,37 @@ def may_write_into(node, graph):
 
 
 def work(node, graph):
-    """Roughly the microseconds that a node takes on two cores: 4 bytes a nanosecond moved, 40 operations a nanosecond.
+    """Roughly the microseconds that a node takes on two cores. Only ratios matter: they decide what runs beside what.
 
-    Only ratios matter: they decide which of two operations that run side by side ends first.
+    Measured in traces of arms (two cores with AVX-512): 4 bytes a nanosecond read, 0.5 written, where most memory is touched
+    for the first time, 65 multiplications and additions a nanosecond, 5 microseconds to start.
     """
-    moved = sum(graph.tensor(value).size for value in node.inputs) + sum(made.size for made in node.outputs)
-    return 2 + moved / 4e3 + _operations(node, graph) / 4e4
+    read = sum(graph.tensor(value).size for value in node.inputs)
+    written = sum(made.size for made in node.outputs)
+    if node.op in UPDATES:
+        written = graph.tensor(node.inputs[1]).size
+    return START + read / READ + written / WRITTEN + _operations(node, graph) / DONE
+
+
+START, READ, WRITTEN, DONE = 5, 4e3, 0.5e3, 6.5e4
+UPDATES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 def _operations(node, graph):
-    shapes = [graph.tensor(value).shape for value in node.inputs[:3]]
-    if "Conv" in node.op and node.outputs and all(shape is not None for shape in shapes):
-        made = [*shapes, node.outputs[0].shape]
-        kernels = [shape for shape in made if shape and len(shape) >= 3]
-        if len(kernels) >= 2:
-            sizes = sorted(math.prod(shape) for shape in kernels)
-            return 2 * sizes[0] * sizes[-1] ** 0.5 * 8
-    if "MatMul" in node.op and len(shapes) > 1 and shapes[0] and shapes[1] and node.outputs[0].shape:
-        inner = math.sqrt(
-            max(
-                1, math.prod(shapes[0][-2:]) * math.prod(shapes[1][-2:]) / max(1, math.prod(node.outputs[0].shape[-2:]))
-            )
-        )
+    tensors = [graph.tensor(value) for value in node.inputs] + list(node.outputs)
+    if any(tensor.shape is None for tensor in tensors):
+        return 0
+    if "Conv" in node.op and len(node.inputs) > 1:
+        if "BackpropInput" in node.op:
+            kernel, outside = tensors[1].shape, tensors[2].elements
+        elif "BackpropFilter" in node.op:
+            kernel, outside = node.outputs[0].shape, tensors[2].elements
+        else:
+            kernel, outside = tensors[1].shape, node.outputs[0].elements
+        inner = kernel[:-2] if "Depthwise" in node.op else kernel[:-1]
+        return 2 * outside * math.prod(inner)
+    if "MatMul" in node.op and len(tensors[0].shape) > 1 < len(tensors[1].shape) and node.outputs[0].elements:
+        rows = math.prod(node.outputs[0].shape[-2:])
+        inner = math.sqrt(math.prod(tensors[0].shape[-2:]) * math.prod(tensors[1].shape[-2:]) / rows)
         return 2 * node.outputs[0].elements * inner
     return 0

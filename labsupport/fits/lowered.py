@@ -132,7 +132,7 @@ class _Lowering:
     def _loop(self, name, given, attributes):
         condition, body = attributes["cond"], attributes["body"]
         state = list(given)
-        for turn in range(LONGEST + 1):
+        for _ in range(LONGEST + 1):
             goes_on = self._goes_on(condition, state)
             if goes_on is None:
                 raise CannotPredict(

@@ -115,15 +115,19 @@ def _variable(variable, optimizers):
 def _makings(variable):
     """Bytes of each tensor that the first value of a variable is worked out from; the last is the value itself."""
     try:
-        wanted, found = [variable.initial_value.op], {}
+        first = variable.initializer.inputs[1].op
     except (AttributeError, RuntimeError):  # made before, eagerly: it is there already
         return ()
-    while wanted:
-        operation = wanted.pop()
+    found = {}
+
+    def visit(operation):
         if operation.name not in found:
+            for tensor in operation.inputs:
+                visit(tensor.op)
             found[operation.name] = operation
-            wanted += [tensor.op for tensor in operation.inputs]
-    tensors = [tensor for name in reversed(found) for tensor in found[name].outputs if found[name].type not in VIEWS]
+
+    visit(first)
+    tensors = [tensor for operation in found.values() for tensor in operation.outputs if operation.type not in VIEWS]
     shapes = [(tensor.shape, tensor.dtype.base_dtype.name) for tensor in tensors]
     return tuple(Tensor(tuple(s.as_list()), d).size for s, d in shapes if s.is_fully_defined())
 
@@ -169,5 +173,3 @@ def _untraceable(error):
     else:
         advice = "make it run inside a tf.function, or measure it with labsupport.run()"
     return f"the step cannot be traced ({kind}: {why[:300]}); {advice}"
-
-

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from labsupport.fits import kernels
 from labsupport.fits.chunks import Chunks
 
+SPREAD = (0.5, 2)  # of what an operation takes
 _THREADS = 2  # that run operations; more cores run more side by side, and hold a little more
 
 
@@ -119,7 +120,7 @@ class Walk:
                     idle.discard(thread)
                     scratch = self._begin(number)
                     lasts = kernels.work(graph.nodes[number], graph) if not self._light[number] else 0.2
-                    lasts *= self._random.uniform(0.7, 1.4)
+                    lasts *= self._random.uniform(*SPREAD)
                     ticket += 1
                     heapq.heappush(running, (time + lasts, ticket, thread, number, scratch))
             if not running:
@@ -182,7 +183,7 @@ class Walk:
         if node.op == "Const" or node.first in graph.held:
             self._buffers[node.first].users += len(self._readers[node.first])
             return None
-        if node.op in _UPDATES:
+        if node.op in kernels.UPDATES:
             self._update(node, number)
             return None
         if node.op == "ReadVariableOp":
@@ -242,6 +243,3 @@ class Walk:
             block = self._buffers[value]
             if block is not None and block.users == 0 and block.end == float("inf"):
                 self._free(block)
-
-
-_UPDATES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
