@@ -1,4 +1,4 @@
-"""TensorFlow's best-fit-with-coalescing allocator, as it places blocks in one region: what a tensor takes is its chunk.
+"""TensorFlow's best-fit-with-coalescing allocator, as it places blocks in its regions: what a tensor takes is its chunk.
 
 The rules are those of tsl/framework/bfc_allocator.cc: sizes in units of 256 bytes; the smallest free chunk that is large
 enough, sought bin by bin (a bin for each power of two); it is cut where it is twice as large as needed or 128 MiB larger;
@@ -9,7 +9,9 @@ from bisect import bisect_left, insort
 
 UNIT = 256
 _WASTE = 128 * 2**20  # bytes beyond which a chunk is cut though it is not twice as large
-_REGION = 2**50  # bytes: as a budget that never ends
+# Bytes of the regions, as an arm has them (ground/budget.py): the allocator's first, then the budget, here one that never ends.
+# Small blocks go into the first while it has room, so that they do not cut up the second.
+_REGIONS = (2 * 2**20, 2**50)
 
 
 def rounded(size):
@@ -18,15 +20,18 @@ def rounded(size):
 
 
 class Chunks:
-    """The region. in_use: bytes of all chunks that are handed out, as get_memory_info counts them."""
+    """The regions. in_use: bytes of all chunks that are handed out, as get_memory_info counts them."""
 
-    def __init__(self):
+    def __init__(self, regions=_REGIONS):
         self.in_use = 0
-        self._size = {0: _REGION}  # of each chunk, by its address
-        self._before = {0: None}  # address of the chunk that ends where this one begins
+        self._size = {}  # of each chunk, by its address
+        self._before = {}  # address of the chunk that ends where this one begins, None at a region's begin
         self._taken = set()
         self._bins = [[] for _ in range(64)]
-        self._add(0)
+        for number, size in enumerate(regions):
+            begin = 2**60 * (number + 1)  # far from each other
+            self._size[begin], self._before[begin] = size, None
+            self._add(begin)
 
     def take(self, size):
         """The address of a chunk for `size` bytes."""
