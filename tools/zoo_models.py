@@ -18,12 +18,16 @@ _SEEN = {"ResNet50", "VGG16", "MobileNetV2", "unet"}  # looked at before there w
 
 @dataclass(frozen=True)
 class Entry:
-    """build: a function that gives a Keras model; batches: the two that are measured; loss: for compile()."""
+    """build: a function that gives a Keras model; batches: the two that are measured; loss: for compile().
+
+    input: ((shape, dtype),) for a model that does not say itself what it takes.
+    """
 
     name: str
     build: object
     batches: tuple
     loss: str
+    input: tuple | None = None
 
     @property
     def half(self):
@@ -163,7 +167,7 @@ _OTHERS = [
     Entry("wide_mlp", wide_mlp, (32, 1024), _CLASSES),
     Entry("deep_mlp", deep_mlp, (256, 4096), _CLASSES),
     Entry("embeddings", embeddings, (64, 1024), _CLASSES),
-    Entry("subclassed", subclassed, (8, 32), _CLASSES),
+    Entry("subclassed", subclassed, (8, 32), _CLASSES, (((64, 64, 3), "float32"),)),
     Entry("two_inputs", two_inputs, (16, 64), _CLASSES),
     Entry("recomputing", recomputing, (256, 2048), _CLASSES),
 ]

@@ -68,12 +68,13 @@ class Variable:
 class Graph:
     """nodes: in an order in which each comes behind what it reads. held: {value: name} that the caller keeps alive for the
     whole step (its inputs). returned: values that are handed back. variables: {value of a handle: Variable}.
-    unsure: what is known to be missing, in words.
+    unsure: names of operations whose shape the data decide; compiled: names of calls that XLA compiles.
     """
 
     def __init__(self):
         self.nodes, self.values, self.known = [], [], {}
-        self.held, self.returned, self.variables, self.unsure = {}, [], {}, []
+        self.held, self.returned, self.variables = {}, [], {}
+        self.unsure, self.compiled = [], []
 
     def add(self, name, op, inputs=(), outputs=(), after=(), **attributes):
         """Add a Node and return the numbers of its outputs. outputs: Tensors; inputs: numbers of values."""

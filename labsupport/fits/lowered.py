@@ -92,6 +92,9 @@ class _Lowering:
                 f"{name}: loops of TensorFlow 1 are not followed; write them with tf.while_loop in a tf.function"
             )
         given = [value for value in given if isinstance(value, int)]
+        if op == "VariableShape" and given[0] in graph.variables:
+            constant = np.asarray(graph.variables[given[0]].shape)
+            outputs = [Tensor(constant.shape, outputs[0].dtype)]
         known = [graph.known.get(value) for value in given]
         tensors = [graph.tensor(value) for value in given]
         outputs = figuring.shapes(op, tensors, known, outputs)
@@ -116,6 +119,8 @@ class _Lowering:
 
     def _call(self, function, given, name):
         plan = self._function(function, given)
+        if self._library[function].attr["_XlaMustCompile"].b:
+            self.graph.compiled.append(name)
         values, numbers = dict(zip(plan.arguments, given)), {}
         self._emit(plan, values, numbers, "")
         return [values.get(place) for place in plan.returned]

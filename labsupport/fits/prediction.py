@@ -115,12 +115,12 @@ class Source:
         return self._traces[batch]
 
     def _graph(self, batch):
+        """(the Graph of a batch, a Traced that it comes from)."""
         if batch in self._traces or not self._traces:
             return self._trace(batch).graph, self._trace(batch)
-        if len(self._traces) < 2:
-            return self._trace(batch).graph, self._trace(batch)
-        (first, one), (second, two) = list(self._traces.items())[:2]
-        between = interpolated(one.graph, two.graph, first, second, batch)
+        first = max(self._wanted.batch, 2)  # a dimension of 1 is broadcast, which makes another graph
+        one, two = self._trace(first), self._trace(2 * first)
+        between = interpolated(one.graph, two.graph, first, 2 * first, batch)
         if between is None:  # the two do not have the same operations
             return self._trace(batch).graph, self._trace(batch)
         return between, one
@@ -146,7 +146,7 @@ def interpolated(one, two, first, second, batch):
             Node(node.name, node.op, node.inputs, node.after, tuple(outputs), node.first, node.attributes)
         )
     between.held, between.variables = one.held, one.variables
-    between.returned, between.unsure = one.returned, one.unsure
+    between.returned, between.unsure, between.compiled = one.returned, one.unsure, one.compiled
     return between
 
 
@@ -181,6 +181,8 @@ def predicted(wanted, batches=(), progress=None):
     unknown = list(UNKNOWN)
     if unsure := trace.graph.unsure:
         unknown.insert(0, f"{len(unsure)} operations whose shape the data decide count as nothing, {unsure[0]} first")
+    if compiled := trace.graph.compiled:
+        unknown.insert(0, f"{len(compiled)} calls that XLA compiles, {compiled[0]} first: walked as if it did not")
     return Prediction(wanted, rows(walk, trace), walk.peak, line, unknown, source)
 
 
