@@ -161,6 +161,11 @@ def _ends(model, wanted):
         try:
             return model.input, model.output
         except (AttributeError, ValueError):
+            pass
+        try:
+            only = lambda tensors: tensors[0] if len(tensors) == 1 else tensors
+            return only(model.inputs), only(model.outputs)  # of a Sequential that was not called yet
+        except (AttributeError, ValueError, TypeError):
             raise CannotPredict(
                 f"{model.name} does not say what it takes: give input=(224, 224, 3), the shape of one example"
             ) from None
@@ -182,6 +187,7 @@ def _concrete(tensor, batch):
 
 def _compile(model, wanted):
     import keras
+    import tensorflow as tf
 
     had = getattr(model, "optimizer", None)
     if had is None and not model.compiled and wanted.optimizer is None:
@@ -189,12 +195,11 @@ def _compile(model, wanted):
     else:
         optimizer = wanted.optimizer if wanted.optimizer is not None else had
     if not isinstance(optimizer, str) and optimizer is not had:
-        optimizer = keras.optimizers.serialize(optimizer)
+        with tf.init_scope():  # its numbers can only be read eagerly; the one that is traced gets variables of its own
+            optimizer = keras.optimizers.serialize(optimizer)
     optimizer = keras.optimizers.get(optimizer)
     if wanted.accumulate:
-        config = keras.optimizers.serialize(optimizer)
-        config["config"]["gradient_accumulation_steps"] = wanted.accumulate
-        optimizer = keras.optimizers.deserialize(config)
+        optimizer.gradient_accumulation_steps = wanted.accumulate
     loss = wanted.loss or getattr(model, "loss", None)
     if loss is None and not _own_step(model):
         loss = _SPARSE_LOSS if isinstance(wanted.what, str) and not wanted.what.endswith(".keras") else "mse"

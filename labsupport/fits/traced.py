@@ -139,9 +139,7 @@ def _stranger(inner, given):
 
 def _optimized(graph, captured):
     """(tf.Graph that Grappler leaves of a function's graph, the FunctionDefs that it calls). captured: {name of a placeholder: Variable}."""
-    import tensorflow as tf
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
-    from tensorflow.python.grappler import tf_optimizer
+    from tensorflow.core.protobuf import meta_graph_pb2
 
     item = meta_graph_pb2.MetaGraphDef(graph_def=graph.as_graph_def())
     keep = item.collection_def["train_op"].node_list.value
@@ -155,8 +153,22 @@ def _optimized(graph, captured):
     for function in item.graph_def.library.function:
         for node in function.node_def:
             node.attr.pop("_lower_using_switch_merge", None)
+    try:
+        return _simplified(item, remapping=True)
+    except ValueError:  # it fuses convolutions of a type that only oneDNN's own have, which a graph may not name
+        return _simplified(item, remapping=False)
+
+
+def _simplified(item, remapping):
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
     config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.min_graph_nodes = -1
+    options = config.graph_options.rewrite_options
+    options.min_graph_nodes = -1
+    if not remapping:
+        options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     definition = tf_optimizer.OptimizeGraph(config, item)
     simple = tf.Graph()
     with simple.as_default():
