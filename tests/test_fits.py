@@ -86,6 +86,13 @@ def test_a_walk_is_the_same_each_time_and_leaves_nothing_behind():
     assert sum(block.chunk for block in walks[0].peak_blocks()) == walks[0].peak
 
 
+def test_making_a_variable_is_no_part_of_a_step():
+    graph = graph_of(("r", "ReadVariableOp", ["w"], 100), ("a", "MatMul", ["r"], 10), variables={"w": 100})
+    for variable in graph.variables.values():
+        variable.makings = (100 * KIB, 100 * KIB, 100 * KIB)
+    assert peak_kib(graph) == 110
+
+
 def test_a_circle_is_told():
     graph = graph_of(("a", "Conv2D", ["x"], 100), held={"x": 100})
     graph.nodes[1].after = (1,)
@@ -184,7 +191,7 @@ def test_parts_are_of_the_kinds_that_are_measured_and_add_up():
     kinds = prediction.by("kind")
     assert sum(row.size for row in prediction.rows) == prediction.level
     assert {"weights", "optimizer slots", "activations", "input"} <= set(kinds)
-    assert kinds["optimizer slots"] == pytest.approx(2 * kinds["weights"], rel=0.2)  # Adam; chunks may be larger
+    assert 1.9 < kinds["optimizer slots"] / kinds["weights"] < 4  # two of Adam's; chunks are up to twice as large
     assert 1.5 < prediction.line[128] / prediction.line[64] < 2 and prediction.unknown
     assert "conv2d" in " ".join(prediction.by("layer"))
     batch = prediction.largest("100 MiB")

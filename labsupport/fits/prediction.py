@@ -236,7 +236,7 @@ def _kind(tell, block, node):
 
 def _block(block, graph, seen):
     tensor = block.tensor
-    shape = "" if tensor is None else str(list(tensor.shape)).replace(" ", "")
+    shape = "" if tensor is None or tensor.shape is None else str(list(tensor.shape)).replace(" ", "")
     variable = None if block.variable is None else seen[id(block.variable)]
     name, dtype = graph.nodes[block.node].name, "" if tensor is None else tensor.dtype
     end = block.end if block.end != float("inf") else 2**63

@@ -54,6 +54,7 @@ class Walk:
         self._buffers = [None] * len(graph.values)
         self._variables, self._returned = {}, graph.returned
         self._prepare()
+        self.peak, self.at = self.memory.in_use, self.now  # of the steps alone, as what is measured
         for _ in range(steps):
             self._run()
 
