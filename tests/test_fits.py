@@ -192,7 +192,7 @@ def test_parts_are_of_the_kinds_that_are_measured_and_add_up():
     assert sum(row.size for row in prediction.rows) == prediction.level
     assert {"weights", "optimizer slots", "activations", "input"} <= set(kinds)
     assert 1.9 < kinds["optimizer slots"] / kinds["weights"] < 4  # two of Adam's; chunks are up to twice as large
-    assert 1.5 < prediction.line[128] / prediction.line[64] < 2 and prediction.unknown
+    assert 1.5 < prediction.line[128] / prediction.line[64] < 2.6 and prediction.unknown  # a line, but for chunks
     assert "conv2d" in " ".join(prediction.by("layer"))
     batch = prediction.largest("100 MiB")
     assert prediction.at(batch) <= 100 * 2**20 < prediction.at(int(batch * 1.05) + 1)

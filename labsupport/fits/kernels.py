@@ -8,7 +8,9 @@ import math
 # They put out the buffer that they were given (kernels: set_output(0, input(0)) or a view of it).
 VIEWS = set(
     "Identity Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape Bitcast IdentityN "
-    "ReadVariableOp PlaceholderWithDefault _FusedIdentity".split()
+    "ReadVariableOp PlaceholderWithDefault _FusedIdentity "
+    # what Grappler makes of an addition of many: one sum that all are added to
+    "Assign AssignAdd AssignSub DestroyTemporaryVariable".split()
 )
 # Elementwise: they write into an input of the same type and shape that nobody else will read
 # (forward_input_or_allocate_output in cwise_ops_common.h, relu_op.cc, bias_op.cc, aggregate_ops.cc, softmax_op.cc).
@@ -100,6 +102,9 @@ def work(node, graph):
 
 START, READ, WRITTEN, DONE = 5, 4e3, 0.5e3, 6.5e4
 UPDATES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+# They change rows of a variable, from then on whoever reads it whole gets a copy (EnsureSparseVariableAccess in
+# core/kernels/training_op_helpers.h).
+SCATTER = {"ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdUpdate"}
 
 
 def _operations(node, graph):

@@ -47,7 +47,7 @@ class _Lowering:
     def __init__(self, source, library, held, variables):
         self._source, self._held, self._variables = source, held, variables
         self._library = {function.signature.name: function for function in library}
-        self._plans, self._pools = {}, {}
+        self._plans, self._pools, self._gate = {}, {}, []
         self.graph = Graph()
 
     def run(self, returned):
@@ -136,8 +136,8 @@ class _Lowering:
 
     def _loop(self, name, given, attributes):
         condition, body = attributes["cond"], attributes["body"]
-        state = list(given)
-        for _ in range(LONGEST + 1):
+        state, ends, around = list(given), [], self._gate
+        for turn in range(LONGEST + 1):
             goes_on = self._goes_on(condition, state)
             if goes_on is None:
                 raise CannotPredict(
@@ -145,8 +145,13 @@ class _Lowering:
                     "(maximum_iterations, a fixed sequence length), or measure the step with labsupport.run()"
                 )
             if not goes_on:
+                self._gate = around
                 return state
+            # No turn begins before the one that is so many behind it has ended.
+            behind = turn - attributes.get("parallel_iterations", 10)
+            self._gate = [ends[behind]] if behind >= 0 else []
             state = self._call(body, state, name)
+            ends.append(len(self.graph.nodes) - 1)
         raise CannotPredict(
             f"{name}: a loop of more than {LONGEST:,} turns; predict a shorter one, or measure with run()"
         )
@@ -238,7 +243,7 @@ class _Lowering:
 
     def _item(self, name, item, tensor, after):
         if isinstance(item, int):
-            return self.graph.add(name, "Identity", [item], [self.graph.tensor(item)], after)[0]
+            return self.graph.add(name, "Identity", [item], [self.graph.tensor(item)], [*after, *self._gate])[0]
         return self.graph.add(name, "Zeros", (), [tensor], after)[0]
 
     def _sum(self, name, lists, after):

@@ -52,7 +52,7 @@ class Walk:
                 self._followers[before].append(number)
         self._light = [node.op in kernels.LIGHT for node in graph.nodes]
         self._buffers = [None] * len(graph.values)
-        self._variables, self._returned = {}, graph.returned
+        self._variables, self._returned, self._sparse = {}, graph.returned, set()
         self._prepare()
         self.peak, self.at = self.memory.in_use, self.now  # of the steps alone, as what is measured
         for _ in range(steps):
@@ -187,8 +187,13 @@ class Walk:
         if node.op in kernels.UPDATES:
             self._update(node, number)
             return None
+        if node.op in kernels.SCATTER:
+            self._sparse.add(node.inputs[0])
         if node.op == "ReadVariableOp":
-            self._hand_out(node.first, self._variables.get(node.inputs[0]))
+            read = self._variables.get(node.inputs[0])
+            if read is not None and node.inputs[0] in self._sparse:
+                read = self._take(read.size, number, read.tensor)
+            self._hand_out(node.first, read)
             return None
         for place, tensor in enumerate(node.outputs):
             self._hand_out(node.first + place, self._buffer(node, number, place, tensor))
