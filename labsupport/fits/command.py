@@ -69,7 +69,7 @@ def fits(options, see_lab):
 
     room = parse_size(options.budget) if options.budget else None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    console, signs = Console(highlight=False), Console(stderr=True)
+    console, signs = Console(highlight=False, soft_wrap=True), Console(stderr=True, soft_wrap=True)
     with signs.status("loading TensorFlow") as status:
         from labsupport.fits.lowered import CannotPredict
         from labsupport.fits.plan import plan

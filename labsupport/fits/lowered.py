@@ -47,26 +47,31 @@ class _Lowering:
     def __init__(self, source, library, held, variables):
         self._source, self._held, self._variables = source, held, variables
         self._library = {function.signature.name: function for function in library}
-        self._plans, self._pools, self._gate = {}, {}, []
+        self._plans, self._pools, self._constants, self._gate = {}, {}, {}, []
         self.graph = Graph()
 
     def run(self, returned):
         plan, values = _plan(self._source), {}
-        self._emit(plan, values, {}, "")
+        self._emit(plan, values, {})
         for name in returned:
             value = values.get(plan.arguments.get(name))
             if isinstance(value, int):
                 self.graph.returned.append(value)
         return self.graph
 
-    def _emit(self, plan, values, numbers, prefix):
+    def _emit(self, plan, values, numbers):
         """Put a plan's steps into the graph. values: {local number: value, or _Lists}, numbers: {step: node}."""
         for number, (name, op, inputs, after, outputs, attributes, constant, first) in enumerate(plan.steps):
             if first in values:  # an argument that the caller gave
                 continue
+            if (id(plan), first) in self._constants:  # there once, however often its function is called
+                values[first] = self._constants[id(plan), first]
+                continue
             given = [values.get(place) for place in inputs]
             waits = [numbers[step] for step in after if step in numbers]
-            made = self._one(prefix + name, op, given, outputs, waits, attributes, constant)
+            made = self._one(name, op, given, outputs, waits, attributes, constant)
+            if op == "Const":
+                self._constants[id(plan), first] = made[0]
             for place, value in enumerate(made):
                 values[first + place] = value
             numbers[number] = len(self.graph.nodes) - 1 if self.graph.nodes else 0
@@ -122,7 +127,7 @@ class _Lowering:
         if self._library[function].attr["_XlaMustCompile"].b:
             self.graph.compiled.append(name)
         values, numbers = dict(zip(plan.arguments, given)), {}
-        self._emit(plan, values, numbers, "")
+        self._emit(plan, values, numbers)
         return [values.get(place) for place in plan.returned]
 
     def _branch(self, name, given, functions):
@@ -165,6 +170,7 @@ class _Lowering:
         for value in range(values, len(graph.values)):  # what decides is no part of what is walked: a few numbers
             graph.known.pop(value, None)
         del graph.nodes[nodes:], graph.values[values:], graph.unsure[unsure:]
+        self._constants = {key: value for key, value in self._constants.items() if value < values}
         return None if known is None else bool(known)
 
     def _function(self, name, given):
@@ -337,7 +343,7 @@ def _attributes(operation):
     """Those that rules ask for."""
     found = {}
     for key in ("axis", "transpose_a", "transpose_b", "adj_x", "adj_y", "begin_mask", "end_mask", "shrink_axis_mask",
-                "new_axis_mask", "ellipsis_mask", "keep_dims", "padding", "data_format", "strides"):  # fmt: off
+                "new_axis_mask", "ellipsis_mask", "keep_dims", "padding", "data_format", "strides", "parallel_iterations"):  # fmt: off
         try:
             found[key] = operation.get_attr(key)
         except ValueError:

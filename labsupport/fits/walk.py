@@ -31,7 +31,6 @@ class Block:
     address: int | None = None
     chunk: int = 0
     end: float = float("inf")
-    scratch: bool = False
 
 
 class Walk:
@@ -60,8 +59,8 @@ class Walk:
 
     # --- memory
 
-    def _take(self, size, node, tensor, variable=None, scratch=False):
-        block = Block(size, node, tensor, self.now, variable, scratch=scratch)
+    def _take(self, size, node, tensor, variable=None):
+        block = Block(size, node, tensor, self.now, variable)
         if size:
             block.address = self.memory.take(size)
             block.chunk = self.memory.size(block.address)
@@ -119,15 +118,15 @@ class Walk:
                 number = self._next(thread, inline, own, shared)
                 if number is not None:
                     idle.discard(thread)
-                    scratch = self._begin(number)
+                    copied = self._begin(number)
                     lasts = kernels.work(graph.nodes[number], graph) if not self._light[number] else 0.2
                     lasts *= self._random.uniform(*SPREAD)
                     ticket += 1
-                    heapq.heappush(running, (time + lasts, ticket, thread, number, scratch))
+                    heapq.heappush(running, (time + lasts, ticket, thread, number, copied))
             if not running:
                 break
-            time, _, thread, number, scratch = heapq.heappop(running)
-            self._end(number, scratch)
+            time, _, thread, number, copied = heapq.heappop(running)
+            self._end(number, copied)
             self._schedule(self._now_ready(number, waits), inline[thread], own[thread])
             idle.add(thread)
         for value in graph.returned:
@@ -179,14 +178,13 @@ class Walk:
                 inline.append(heavy)
 
     def _begin(self, number):
-        """Let a node take its memory; returns its scratch, a Block or None."""
+        """Let a node take its memory; returns the Block that it copies, which stays until it has ended, or None."""
         graph, node = self.graph, self.graph.nodes[number]
         if node.op == "Const" or node.first in graph.held:
             self._buffers[node.first].users += len(self._readers[node.first])
             return None
         if node.op in kernels.UPDATES:
-            self._update(node, number)
-            return None
+            return self._update(node, number)
         if node.op in kernels.SCATTER:
             self._sparse.add(node.inputs[0])
         if node.op == "ReadVariableOp":
@@ -223,25 +221,29 @@ class Walk:
         return self._take(tensor.size, number, tensor)
 
     def _update(self, node, number):
-        """An assignment: the new value takes the variable's place; adding writes into it, or into a copy if it is being read."""
+        """An assignment: the new value takes the variable's place; adding writes into it, or into a copy if it is being read.
+
+        Returns the Block that is copied, which is the variable's until the copy is there, or None.
+        """
         block, new = self._variables.get(node.inputs[0]), self._buffers[node.inputs[1]]
         if block is None or new is None:
-            return
-        if node.op == "AssignVariableOp":
-            fresh = new
-        elif block.users > 1:
-            fresh = self._take(block.size, number, block.tensor)
-        else:
-            return
+            return None
+        copies = node.op != "AssignVariableOp"
+        if copies and block.users == 1:
+            return None
+        fresh = self._take(block.size, number, block.tensor) if copies else new
         fresh.users += 1
         fresh.variable = block.variable
         self._variables[node.inputs[0]] = fresh
+        if copies:
+            return block
         self._release(block)
+        return None
 
-    def _end(self, number, scratch):
+    def _end(self, number, copied):
         node = self.graph.nodes[number]
-        if scratch is not None:
-            self._free(scratch)
+        if copied is not None:
+            self._release(copied)
         for value in node.inputs:
             if self._buffers[value] is not None:
                 self._release(self._buffers[value])
