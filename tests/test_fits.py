@@ -193,6 +193,25 @@ def test_predicted_against_measured(named):
     assert abs(level / measured - 1) < 0.2
 
 
+def two_outputs():
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((8,))
+    ends = {"class": layers.Dense(3, name="class")(inputs), "place": layers.Dense(2, name="place")(inputs)}
+    model = keras.Model(inputs, ends)
+    model.compile("sgd", {"class": "sparse_categorical_crossentropy", "place": "mse"})
+    return model
+
+
+def test_each_output_has_a_target_that_its_loss_takes():
+    from labsupport.fits.prediction import predict
+
+    rows = predict(two_outputs, batch=512).rows
+    inputs = {(row.shape, row.dtype) for row in rows if row.kind == "input"}
+    assert {("[512,8]", "float32"), ("[512]", "int32"), ("[512,2]", "float32")} <= inputs
+
+
 def test_parts_are_of_the_kinds_that_are_measured_and_add_up():
     from labsupport.fits.prediction import predict
 

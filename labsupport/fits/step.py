@@ -215,16 +215,24 @@ def _own_step(model):
 
 
 def _targets(model, outputs, batch):
-    """What the loss compares outputs with: class numbers for a sparse loss, else tensors like the outputs."""
+    """What the losses compare outputs with: class numbers for a sparse loss, else tensors like the outputs."""
     import keras
-    import tensorflow as tf
 
     loss = getattr(model, "loss", None)
+    if isinstance(loss, dict) and isinstance(outputs, dict):
+        return {name: _target(output, loss.get(name), batch) for name, output in outputs.items()}
+    if isinstance(loss, dict):
+        loss = [loss.get(name) for name in model.output_names]
+    if isinstance(loss, (list, tuple)):
+        return [_target(output, one, batch) for output, one in zip(outputs, loss)]
+    return keras.tree.map_structure(lambda output: _target(output, loss, batch), outputs)
+
+
+def _target(output, loss, batch):
+    import tensorflow as tf
+
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", getattr(loss, "name", ""))
-    sparse = "sparse" in str(name).lower()
-
-    def target(output):
-        shape = _concrete(output, batch).shape
-        return tf.TensorSpec(shape[:-1], "int32") if sparse else tf.TensorSpec(shape, "float32")
-
-    return keras.tree.map_structure(target, outputs)
+    shape = _concrete(output, batch).shape
+    if "sparse" in str(name).lower():
+        return tf.TensorSpec(shape[:-1], "int32")
+    return tf.TensorSpec(shape, "float32")
