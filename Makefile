@@ -5,6 +5,7 @@
 # make report  run all labs and write the claims report, build/report.html
 # make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
+# make zoo     how good predictions are: models measured and predicted, data/recorded/zoo.csv; hours   (ARGS=--tell for its figures)
 # make chaos   arms that misbehave in every way, two at a time; nothing may be left (ARGS="--arms 1000")
 # make newest  the tests with the newest versions in place of the pinned ones, in an environment of their own
 
@@ -20,7 +21,7 @@ QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)
 SLOW := browser capstone cases checks classroom do_no_harm doctor doctor_cli labs looks magic notebook_runs peak wheel
 FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
-.PHONY: lab check test in_step labs report looks bench chaos newest
+.PHONY: lab check test in_step labs report looks bench zoo chaos newest
 
 lab: $(READY)
 	$(BIN)/python tools/working_copy.py my_labs
@@ -52,6 +53,9 @@ looks: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tools/bench.py
+
+zoo: $(READY)
+	$(BIN)/python tools/zoo.py $(ARGS)
 
 chaos: $(READY)
 	$(BIN)/python tools/chaos.py $(ARGS)

@@ -15,6 +15,8 @@ _HOME = {
     "showing.comparison": ("compare",),
     "showing.apart": ("take_apart",),
     "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE"),
+    "fits.prediction": ("predict",),
+    "fits.lowered": ("CannotPredict",),
     "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
     "lesson.guessing": ("guess",),
     "lesson.claims": ("verdict",),

@@ -1,4 +1,4 @@
-"""`python -m labsupport`: doctor, progress, export, pool. A new command is a function here and a parser in main().
+"""`python -m labsupport`: doctor, fits, progress, export, pool. A new command is a function here and a parser in main().
 
 Each function imports what it needs, so that no command waits for the libraries of another.
 """
@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from labsupport.doctor.command import add_command
+from labsupport.fits.command import add_command as add_fits
 from labsupport.ground.budget import BudgetError
 from labsupport.ground.folders import ArmSetupError
+from labsupport.lesson.catalogue import see_lab
 from labsupport.lesson.ledger import LedgerError, ledger_path
 from labsupport.showing.plain import plain, say
 
@@ -48,6 +50,7 @@ def parsed(words):
     commands = parser.add_subparsers(metavar="command", required=True)
 
     add_command(commands)
+    add_fits(commands, see_lab)
 
     command = commands.add_parser("progress", help="your labs, exercises and guesses as text")
     command.set_defaults(command=show_progress)

@@ -1,7 +1,7 @@
 """The claims report: `python tools/report.py` runs all labs and writes build/report.html.
 
-`--readme` writes the README's parts and data/verdicts.md from the committed notebooks, `--check` fails if they have drifted.
-Page, parts and table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
+`--readme` writes the README's parts, data/verdicts.md and data/zoo.md from the committed notebooks and the zoo's table,
+`--check` fails if they have drifted. Page, parts and table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
 """
 
 import argparse
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import nbformat
 import papermill
+import zoo_table
 
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge, otherwise
 from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
-README, TABLE = ROOT / "README.md", ROOT / "data" / "verdicts.md"
+README, TABLE, ZOO = ROOT / "README.md", ROOT / "data" / "verdicts.md", ROOT / "data" / "zoo.md"
 APART = "The peak taken apart"  # begins the words beside a picture that is of one moment, and of some of the arms
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
@@ -165,15 +166,18 @@ def _with(text, name, part):
 
 
 def update_readme(ledger, only_check):
-    """Write what is made from the notebooks, and the README's picture; or, to check, exit with a message where it has drifted."""
-    new = {
-        README: _with(_with(README.read_text(), "verdicts", surprises(ledger)), "labs", list_of_labs()),
-        TABLE: table(ledger),
-    }
+    """Write what is made from notebooks and zoo, and the README's picture; or, to check, exit with a message where it has drifted."""
+    parts, zoo = {"verdicts": surprises(ledger), "labs": list_of_labs()}, zoo_table.read()
+    parts["zoo"], text = zoo_table.summary(zoo), README.read_text()
+    for name, part in parts.items():
+        text = _with(text, name, part)
+    new = {README: text, TABLE: table(ledger), ZOO: zoo_table.page(zoo)}
     drifted = [path.name for path, text in new.items() if not path.exists() or path.read_text() != text]
     if only_check:
         if drifted:
-            sys.exit(f"{', '.join(drifted)}: the verdicts have drifted from the notebooks: run `make labs`")
+            sys.exit(
+                f"{', '.join(drifted)}: drifted from the notebooks, or from data/recorded/zoo.csv: run `make labs`"
+            )
         return
     for path, text in new.items():
         path.write_text(text)

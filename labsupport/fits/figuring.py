@@ -1,0 +1,120 @@
+"""Whole numbers and shapes that a graph works out for itself, such as the length of a loop or the size of a slice.
+
+Only what follows from constants and shapes; what the data decide stays unknown.
+"""
+
+import numpy as np
+
+from labsupport.fits.graph import Tensor
+
+FEW = 64  # elements of a constant that is kept as numbers
+_BINARY = {
+    "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Maximum": np.maximum, "Minimum": np.minimum,
+    "Less": np.less, "LessEqual": np.less_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Equal": np.equal,
+    "NotEqual": np.not_equal, "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod, "RealDiv": np.true_divide,
+}  # fmt: off
+_UNARY = {"Identity": np.asarray, "LogicalNot": np.logical_not, "Neg": np.negative, "StopGradient": np.asarray}
+_ALIKE = {"ZerosLike": np.zeros_like, "OnesLike": np.ones_like}
+# The data decide how many rows of them there are: at most as many as they are given.
+_AT_MOST = {"Unique": 0, "UniqueV2": 0, "Where": 0}
+
+
+def shapes(op, given, known, outputs):
+    """The outputs with shapes that follow from what an operation is given; given: Tensors, known: arrays or None."""
+    if all(tensor.shape is not None for tensor in outputs):
+        return outputs
+    found = [
+        _shape(op, place, given, known) if tensor.shape is None else tensor.shape
+        for place, tensor in enumerate(outputs)
+    ]
+    return [Tensor(shape, tensor.dtype) for shape, tensor in zip(found, outputs)]
+
+
+def _shape(op, place, given, known):
+    shapes_in = [tensor.shape for tensor in given]
+    if op in _AT_MOST:
+        if shapes_in[0] is None:
+            return None
+        return (given[0].elements, len(shapes_in[0])) if op == "Where" else (given[0].elements,)
+    if not shapes_in or any(shape is None for shape in shapes_in):
+        return None
+    if op == "UnsortedSegmentSum" and known[2] is not None:
+        return (int(known[2]), *shapes_in[0][len(shapes_in[1]) :])
+    if op in ("GatherV2", "ResourceGather") and len(shapes_in) > 1 and op == "GatherV2":
+        axis = int(known[2]) if len(known) > 2 and known[2] is not None else 0
+        return (*shapes_in[0][:axis], *shapes_in[1], *shapes_in[0][axis + 1 :])
+    if op in ("Fill", "Zeros", "Empty", "BroadcastTo", "Reshape"):
+        wanted = known[1 if op in ("BroadcastTo", "Reshape") else 0]
+        if wanted is None:
+            return None
+        wanted = [int(n) for n in np.ravel(wanted)]
+        if -1 in wanted:
+            rest = int(np.prod([n for n in wanted if n != -1])) or 1
+            wanted[wanted.index(-1)] = given[0].elements // rest
+        return tuple(wanted)
+    if op in _BINARY or op in _UNARY or op in _ALIKE or len(shapes_in) == 1:
+        try:
+            return (
+                tuple(np.broadcast_shapes(*shapes_in)) if op in _BINARY or len(shapes_in) == 1 and _keeps(op) else None
+            )
+        except ValueError:
+            return None
+    return None
+
+
+def _keeps(op):
+    """Whether an operation on one tensor keeps its shape."""
+    return (
+        op in _UNARY
+        or op in _ALIKE
+        or op in ("Cast", "Relu", "Sigmoid", "Tanh", "Square", "Sqrt", "Rsqrt", "Exp", "Log")
+    )
+
+
+def numbers(op, given, known, outputs, attributes):
+    """[array or None] of what an operation puts out."""
+    nothing = [None] * len(outputs)
+    if op == "Shape" and given[0].shape is not None:
+        return [np.asarray(given[0].shape, outputs[0].dtype)]
+    if op == "ShapeN":
+        return [None if t.shape is None else np.asarray(t.shape, out.dtype) for t, out in zip(given, outputs)]
+    if op == "Size" and given[0].shape is not None:
+        return [np.asarray(given[0].elements)]
+    if not known or any(one is None for one in known):
+        return nothing
+    try:
+        return [_number(op, known, outputs[0], attributes)]
+    except (ValueError, TypeError, IndexError, ZeroDivisionError):
+        return nothing
+
+
+def _number(op, known, made, attributes):
+    if op in _BINARY:
+        return _BINARY[op](*known)
+    if op in _UNARY:
+        return _UNARY[op](known[0])
+    if op in _ALIKE:
+        return _ALIKE[op](known[0])
+    if op == "Cast":
+        return known[0].astype(made.dtype)
+    if op in ("Reshape", "Squeeze", "ExpandDims"):
+        return np.reshape(known[0], made.shape)
+    if op == "Pack":
+        return np.stack(known, attributes.get("axis", 0))
+    if op == "ConcatV2":
+        return np.concatenate(known[:-1], int(known[-1]))
+    if op == "Range":
+        return np.arange(*known)
+    if op in ("Prod", "Sum", "Max", "Min") and made.shape == ():
+        return getattr(np, op.lower())(known[0])
+    if (
+        op == "StridedSlice"
+        and len(known[1]) == 1
+        and not attributes.get("begin_mask")
+        and attributes.get("shrink_axis_mask")
+    ):
+        return known[0][int(known[1][0])]
+    if op == "GatherV2":
+        return np.take(known[0], known[1], int(known[2]))
+    return None

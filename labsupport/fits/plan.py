@@ -1,0 +1,55 @@
+"""What to change so that a step fits: each change predicted by itself, the most saving first, each with the lab that shows it."""
+
+from dataclasses import dataclass, replace
+
+from labsupport.fits.lowered import CannotPredict
+from labsupport.fits.prediction import Source
+
+# Those that keep no more than one slot a weight are lighter than the rest (Keras' optimizers, default arguments).
+_LIGHTEST = "sgd"
+
+
+@dataclass(frozen=True)
+class Change:
+    """words: what to do; lab: the slug of the lab that shows it; level: bytes predicted then, None where why tells the reason."""
+
+    words: str
+    lab: str
+    level: int | None
+    why: str = ""
+
+
+def changes(wanted, progress=None):
+    """[(words, slug of a lab, Wanted with that change)] that make sense for a training step."""
+    half = max(1, wanted.batch // 2)
+    found = [(f"a batch of {half}", "batch_size", wanted.with_batch(half))]
+    if wanted.training:
+        found += [
+            (
+                f"a batch of {half}, two for each update (gradient_accumulation_steps=2)",
+                "gradient_accumulation",
+                replace(wanted.with_batch(half), accumulate=2),
+            ),
+            ("plain SGD", "where_memory_goes", replace(wanted, optimizer=_LIGHTEST)),
+            ("all layers but the last frozen", "shapes_and_layers", replace(wanted, frozen=True)),
+        ]
+    if wanted.precision is None:
+        found.append(("mixed_bfloat16 precision", "mixed_precision", replace(wanted, precision="mixed_bfloat16")))
+    return found
+
+
+def plan(prediction, progress=None):
+    """[Change], the most saving first; those that cannot be predicted last."""
+    done = []
+    for words, lab, wanted in changes(prediction.wanted):
+        if progress:
+            progress(f"predicting {words}")
+        try:
+            level = prediction.at(wanted.batch) if lab == "batch_size" else Source(wanted).level(wanted.batch)
+            done.append(Change(words, lab, level))
+        except CannotPredict as error:
+            done.append(Change(words, lab, None, str(error)))
+    if prediction.wanted.training:
+        why = "wrap blocks of the model in tf.recompute_grad, and ask again"
+        done.append(Change("recomputation", "recomputation", None, why))
+    return sorted(done, key=lambda change: (change.level is None, change.level or 0))

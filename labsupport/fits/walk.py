@@ -1,0 +1,253 @@
+"""A Graph walked as TensorFlow's executor walks it: which blocks of memory are alive when, and when most are.
+
+Pure, and the same at every call. The executor's rules (core/common_runtime/executor.cc): a thread runs light operations that
+have become ready itself, one heavy one, too, and puts other heavy ones in front of its own queue, from whose end idle threads
+take. An operation's inputs are released when it has ended. Which operations run side by side depends on how long each
+takes, so that two runs of one step differ by some per cent: a step is walked several times with other durations.
+"""
+
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass
+
+from labsupport.fits import kernels
+from labsupport.fits.chunks import Chunks
+
+SPREAD = (0.5, 2)  # of what an operation takes
+_THREADS = 2  # that run operations; more cores run more side by side, and hold a little more
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A buffer: bytes asked for, who asked, when it was alive (in the walk's own time); chunk: bytes that it took."""
+
+    size: int
+    node: int
+    tensor: object
+    begin: float
+    variable: object = None
+    users: int = 0
+    address: int | None = None
+    chunk: int = 0
+    end: float = float("inf")
+
+
+class Walk:
+    """One walk. blocks: all Blocks; peak: the most bytes in use by chunks; at: when, as a number of the order of events."""
+
+    def __init__(self, graph, memory=None, seed=0, threads=_THREADS, steps=1):
+        self.graph, self.memory = graph, memory or Chunks()
+        self.blocks, self.peak, self.at, self.now = [], 0, 0, 0
+        self._random, self._threads = random.Random(seed), threads
+        self._readers = [[] for _ in graph.values]
+        self._followers = [[] for _ in graph.nodes]
+        self._waits = [0] * len(graph.nodes)
+        for number, node in enumerate(graph.nodes):
+            self._waits[number] = len(node.inputs) + len(node.after)
+            for value in node.inputs:
+                self._readers[value].append(number)
+            for before in node.after:
+                self._followers[before].append(number)
+        self._light = [node.op in kernels.LIGHT for node in graph.nodes]
+        self._buffers = [None] * len(graph.values)
+        self._variables, self._returned, self._sparse = {}, graph.returned, set()
+        self._prepare()
+        self.peak, self.at = self.memory.in_use, self.now  # of the steps alone, as what is measured
+        for _ in range(steps):
+            self._run()
+
+    # --- memory
+
+    def _take(self, size, node, tensor, variable=None):
+        block = Block(size, node, tensor, self.now, variable)
+        if size:
+            block.address = self.memory.take(size)
+            block.chunk = self.memory.size(block.address)
+        self.blocks.append(block)
+        self.now += 1
+        if self.memory.in_use > self.peak:
+            self.peak, self.at = self.memory.in_use, self.now
+        return block
+
+    def _release(self, block):
+        block.users -= 1
+        if block.users == 0:
+            self._free(block)
+
+    def _free(self, block):
+        if block.address is not None:
+            self.memory.free(block.address)
+            block.address = None
+        self.now += 1
+        block.end = self.now
+
+    def _prepare(self):
+        """What is there before the step: variables, constants, inputs."""
+        graph = self.graph
+        for value, variable in graph.variables.items():
+            others = [self.memory.take(size) for size in variable.makings[:-1] if size]
+            block = self._take(variable.tensor.size, graph.maker(value), variable.tensor, variable)
+            block.users = 1
+            self._variables[value] = block
+            for address in others:
+                self.memory.free(address)
+        for value in graph.held:
+            self._buffers[value] = self._take(graph.tensor(value).size, graph.maker(value), graph.tensor(value))
+            self._buffers[value].users = 1
+        for number, node in enumerate(graph.nodes):
+            if node.op == "Const":
+                self._buffers[node.first] = self._take(node.outputs[0].size, number, node.outputs[0])
+                self._buffers[node.first].users = 1
+
+    def peak_blocks(self):
+        """The Blocks that were alive at the peak."""
+        return [block for block in self.blocks if block.begin < self.at <= block.end and block.chunk]
+
+    # --- the executor
+
+    def _run(self):
+        graph, waits = self.graph, list(self._waits)
+        ready = [number for number, count in enumerate(waits) if count == 0]
+        shared = deque(ready)
+        own = [deque() for _ in range(self._threads)]
+        inline = [deque() for _ in range(self._threads)]
+        idle, running, time, ticket = set(range(self._threads)), [], 0.0, 0
+        while True:
+            for thread in sorted(idle):
+                number = self._next(thread, inline, own, shared)
+                if number is not None:
+                    idle.discard(thread)
+                    copied = self._begin(number)
+                    lasts = kernels.work(graph.nodes[number], graph) if not self._light[number] else 0.2
+                    lasts *= self._random.uniform(*SPREAD)
+                    ticket += 1
+                    heapq.heappush(running, (time + lasts, ticket, thread, number, copied))
+            if not running:
+                break
+            time, _, thread, number, copied = heapq.heappop(running)
+            self._end(number, copied)
+            self._schedule(self._now_ready(number, waits), inline[thread], own[thread])
+            idle.add(thread)
+        for value in graph.returned:
+            if self._buffers[value] is not None:
+                self._release(self._buffers[value])
+        left = [graph.nodes[number].name for number, count in enumerate(waits) if count > 0]
+        if left:
+            raise ValueError(f"{len(left)} operations never became ready, {left[0]} first: the graph has a circle")
+
+    def _next(self, thread, inline, own, shared):
+        if inline[thread]:
+            return inline[thread].popleft()
+        if own[thread]:
+            return own[thread].popleft()
+        if shared:
+            return shared.popleft()
+        for other in own:
+            if other:
+                return other.pop()
+        return None
+
+    def _now_ready(self, number, waits):
+        ready = []
+        node = self.graph.nodes[number]
+        for value in range(node.first, node.first + len(node.outputs)):
+            for reader in self._readers[value]:
+                waits[reader] -= 1
+                if waits[reader] == 0:
+                    ready.append(reader)
+        for follower in self._followers[number]:
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                ready.append(follower)
+        return ready
+
+    def _schedule(self, ready, inline, own):
+        heavy = None
+        for number in ready:
+            if self._light[number]:
+                inline.append(number)
+                continue
+            if heavy is not None:
+                own.appendleft(heavy)
+            heavy = number
+        if heavy is not None:
+            if inline:
+                own.appendleft(heavy)
+            else:
+                inline.append(heavy)
+
+    def _begin(self, number):
+        """Let a node take its memory; returns the Block that it copies, which stays until it has ended, or None."""
+        graph, node = self.graph, self.graph.nodes[number]
+        if node.op == "Const" or node.first in graph.held:
+            self._buffers[node.first].users += len(self._readers[node.first])
+            return None
+        if node.op in kernels.UPDATES:
+            return self._update(node, number)
+        if node.op in kernels.SCATTER:
+            self._sparse.add(node.inputs[0])
+        if node.op == "ReadVariableOp":
+            read = self._variables.get(node.inputs[0])
+            if read is not None and node.inputs[0] in self._sparse:
+                read = self._take(read.size, number, read.tensor)
+            self._hand_out(node.first, read)
+            return None
+        for place, tensor in enumerate(node.outputs):
+            self._hand_out(node.first + place, self._buffer(node, number, place, tensor))
+        return None
+
+    def _hand_out(self, value, block):
+        self._buffers[value] = block
+        if block is not None:
+            block.users += len(self._readers[value]) + self._returned.count(value)
+
+    def _buffer(self, node, number, place, tensor):
+        graph = self.graph
+        if tensor.dtype in ("resource", "variant"):
+            return None
+        if node.op == "IdentityN":
+            return self._buffers[node.inputs[place]]
+        if kernels.rows_of(node, graph):
+            return self._buffers[node.inputs[1 if node.op == "Split" else 0]]
+        if place == 0:
+            view = kernels.view_of(node, graph)
+            if view is not None:
+                return self._buffers[node.inputs[view]]
+            for over in kernels.may_write_into(node, graph):
+                block = self._buffers[node.inputs[over]]
+                if block is not None and block.users == 1 and block.size == tensor.size:
+                    return block
+        return self._take(tensor.size, number, tensor)
+
+    def _update(self, node, number):
+        """An assignment: the new value takes the variable's place; adding writes into it, or into a copy if it is being read.
+
+        Returns the Block that is copied, which is the variable's until the copy is there, or None.
+        """
+        block, new = self._variables.get(node.inputs[0]), self._buffers[node.inputs[1]]
+        if block is None or new is None:
+            return None
+        copies = node.op != "AssignVariableOp"
+        if copies and block.users == 1:
+            return None
+        fresh = self._take(block.size, number, block.tensor) if copies else new
+        fresh.users += 1
+        fresh.variable = block.variable
+        self._variables[node.inputs[0]] = fresh
+        if copies:
+            return block
+        self._release(block)
+        return None
+
+    def _end(self, number, copied):
+        node = self.graph.nodes[number]
+        if copied is not None:
+            self._release(copied)
+        for value in node.inputs:
+            if self._buffers[value] is not None:
+                self._release(self._buffers[value])
+        for value in range(node.first, node.first + len(node.outputs)):
+            block = self._buffers[value]
+            if block is not None and block.users == 0 and block.end == float("inf"):
+                self._free(block)

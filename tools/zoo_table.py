@@ -1,0 +1,97 @@
+"""The zoo's table of predicted and measured peaks, in figures, words and a picture; made by zoo.py, told in the README."""
+
+import csv
+import statistics
+from pathlib import Path
+
+RECORDED = Path(__file__).parents[1] / "data/recorded"
+TABLE, PICTURE = RECORDED / "zoo.csv", RECORDED / "zoo.svg"
+COLUMNS = "model half batch optimizer predicted_mib measured_mib error_percent tensorflow keras note".split()
+HALVES = ("rules", "kept out")
+NEAR, LOW = 5, -2  # per cent: what counts as near, and as too low
+
+
+def read():
+    """{(model, batch, optimizer): row}"""
+    if not TABLE.exists():
+        return {}
+    with TABLE.open(newline="") as file:
+        return {(row["model"], int(row["batch"]), row["optimizer"]): row for row in csv.DictReader(file)}
+
+
+def write(rows):
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[key] for key in sorted(rows))
+
+
+def points(rows, half):
+    """Rows of a half that have an error."""
+    return [row for row in rows.values() if row["half"] == half and row["error_percent"] not in ("", None)]
+
+
+def _share(answers):
+    answers = list(answers)
+    return f"{100 * sum(answers) / len(answers):.0f} %"
+
+
+def summary(rows):
+    """Both halves in Markdown: a row of figures each, and the aim."""
+    lines = [
+        "| models | points | median error, either way | within 5 % | within 10 % | worst | too low by more than 2 % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for half, words in zip(HALVES, ("that rules were made on", "kept out meanwhile")):
+        found = points(rows, half)
+        if not found:
+            continue
+        errors = [float(row["error_percent"]) for row in found]
+        models, worst = len({row["model"] for row in found}), max(errors, key=abs)
+        lines.append(
+            f"| {models} {words} | {len(errors)} | {statistics.median(map(abs, errors)):.1f} % "
+            f"| {_share(abs(error) <= NEAR for error in errors)} | {_share(abs(error) <= 10 for error in errors)} "
+            f"| {worst:+.1f} % | {_share(error < LOW for error in errors)} |"
+        )
+    return "\n".join([*lines, "| *the aim* | | *3 %* | *95 %* | *100 %* | *10 %* | *hardly any* |"])
+
+
+def page(rows):
+    """All points in Markdown, a row a model: the error of each batch and optimizer, in per cent of what was measured."""
+    lines = [
+        "# Predicted and measured",
+        "",
+        "The error of each prediction in per cent of the measured peak of a step, by batch and optimizer (none: inference), with",
+        "the measured MiB. Made from [zoo.csv](recorded/zoo.csv) by `tools/report.py --readme`, never by hand.",
+        "",
+        "![Errors over the size of the step](recorded/zoo.svg)",
+    ]
+    for half in HALVES:
+        lines += ["", f"## {half.capitalize()}", "", "| model | error (measured) |", "|---|---|"]
+        found = points(rows, half)
+        for model in sorted({row["model"] for row in found}, key=str.lower):
+            told = [
+                f"{row['batch']} {row['optimizer']}: {float(row['error_percent']):+.1f} % ({float(row['measured_mib']):,.0f})"
+                for row in found
+                if row["model"] == model
+            ]
+            lines.append(f"| {model} | {'; '.join(told)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows):
+    """Errors over measured sizes, a sign for each half."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "zoo"
+    figure = Figure(figsize=(7, 5))
+    axes = figure.subplots()
+    for half, sign in zip(HALVES, "o^"):
+        found = points(rows, half)
+        sizes, errors = ([float(row[key]) for row in found] for key in ("measured_mib", "error_percent"))
+        axes.scatter(sizes, errors, marker=sign, alpha=0.6, label=f"{half} ({len(found)})")
+    axes.axhspan(-NEAR, NEAR, color="#BBBBBB", alpha=0.3, label=f"within {NEAR} %")
+    axes.set(xscale="log", xlabel="measured peak of a step, MiB", ylabel="error of the prediction, %")
+    axes.legend()
+    figure.savefig(PICTURE, metadata={"Date": None})
