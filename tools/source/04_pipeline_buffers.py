@@ -500,7 +500,7 @@ def tidy(paths):
 # %% tags=["right"]
 def tidy(paths):
     files = tf.data.Dataset.from_tensor_slices(paths).map(tf.io.read_file).cache()
-    return files.shuffle(len(paths)).map(decode).batch(BATCH).prefetch(AUTOTUNE)
+    return files.shuffle(len(paths)).map(decode).batch(BATCH).prefetch(1)
 
 
 # %% tags=["right"]
