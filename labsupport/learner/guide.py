@@ -139,6 +139,35 @@ def search(query):
     return Found(rows, max(found[0][0] for found in best.values()) >= _FITS * min(len(words), _MANY))
 
 
+def as_data():
+    """What search() knows, as data for a page that searches without Python; sharing neither spelling nor rapidfuzz with it.
+
+    labs: [{name, number, title}]; texts: [[place of the lab, phrase]]; phrases, wholes: {stem: [[place, score]]}; the rest as
+    above.
+    """
+    phrases, of_phrases, of_labs, vocabulary = _index()
+    places = {lab: place for place, lab in enumerate(labs().values())}
+
+    def scores(index):
+        told = {stem: index.get_scores([stem]).tolist() for stem in sorted(vocabulary)}
+        return {
+            stem: [[place, round(score, 4)] for place, score in enumerate(found) if score] for stem, found in told.items()
+        }
+
+    return {
+        "labs": [{"name": lab.name, "number": lab.number, "title": lab.title} for lab in places],
+        "texts": [[places[lab], phrase] for lab, phrase in phrases],
+        "phrases": scores(of_phrases),
+        "wholes": scores(of_labs),
+        "synonyms": _synonyms()[1],
+        "stopwords": sorted(_NOT_TELLING),
+        "whole": _WHOLE,
+        "worth": _WORTH_SHOWING,
+        "fits": _FITS,
+        "many": _MANY,
+    }
+
+
 def link(lab, words):
     """A link to a lab as HTML, for a page in labs/."""
     return f'<a href="{lab.name}.ipynb">{html.escape(words)}</a>'

@@ -1,0 +1,182 @@
+"""The course as a site: `python tools/book.py [--serve]` makes build/book from the committed notebooks, and runs none.
+
+Pages are the notebooks, each with its solutions folded at its end, and what README, CONTRIBUTING and the other texts of the
+repository say; the start page searches by symptom in the browser. The site asks no other host for anything.
+"""
+
+import argparse
+import contextlib
+import functools
+import http.server
+import inspect
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+from itables import options, to_html_datatable
+from itables.javascript import generate_init_offline_itables_html
+from report import verdicts
+from sphinx.cmd.build import build_main
+
+import labsupport
+from labsupport.learner import guide
+from labsupport.lesson.catalogue import labs
+from labsupport.lesson.claims import SIGNS, claims
+
+ROOT = Path(__file__).parents[1]
+HERE, PAGES, SITE = ROOT / "tools" / "book", ROOT / "build" / "book-pages", ROOT / "build" / "book"
+PORT = 8000
+# Texts of the repository, by their page; a link to one of them becomes a link to its page.
+TEXTS = {
+    "tools/classroom/TEACHING.md": "teaching",
+    "CONTRIBUTING.md": "contributing",
+    "data/README.md": "data",
+    "data/verdicts.md": "verdicts",
+}
+# Sections of the README, by the page that they make; the others are the start page.
+SECTIONS = {
+    "A doctor for your own script": "doctor",
+    "In your own repository's tests": "checks",
+    "In a classroom": "classroom",
+    "In CI": "ci",
+    "Begin": "begin",
+    "Your progress": "progress",
+}
+SEARCH = """\
+## Which lab for which trouble
+
+<label for="symptom">Your trouble: an error message, or what you would type into a search engine</label>
+<input id="symptom" type="search" autocomplete="off">
+<div id="found" role="status"></div>
+<script src="_static/base-stemmer.js"></script><script src="_static/english-stemmer.js"></script>
+<script>const SYMPTOMS = {data};</script>
+"""
+
+
+def lab_page(path):
+    """A committed notebook with the solutions of its exercises folded at its end."""
+    book = nbformat.read(path, as_version=4)
+    solved = nbformat.read(path.parent / "solutions" / path.name, as_version=4)
+    given = {cell.source for cell in book.cells}
+    answers = [cell for cell in solved.cells if cell.cell_type == "code" and cell.source not in given]
+    if answers:
+        book.cells.append(nbformat.v4.new_markdown_cell("## Solutions\n\nTry the exercises in JupyterLab first."))
+    for cell in answers:
+        book.cells.append(nbformat.v4.new_code_cell(cell.source, metadata={"tags": ["hide-input"]}))
+    for cell in book.cells:
+        if cell.cell_type == "markdown":
+            cell.source = cell.source.replace("](start_here.ipynb)", "](../index.md)")
+    return book
+
+
+def linked(text, folder):
+    """A text of the repository, read in this folder of it, with its links to what has a page here; others name the file."""
+
+    def there(match):
+        words, target = match.groups()
+        if "://" in target or target.startswith("#"):
+            return match[0]
+        path = (ROOT / folder / target).resolve()
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
+        if name in TEXTS:
+            return f"[{words}]({TEXTS[name]}.md)"
+        if name == "labs/start_here.ipynb":
+            return f"[{words}](index.md)"
+        if re.fullmatch(r"labs/\d\d_\w+\.ipynb|labs/images/\w+\.png", name):
+            return f"[{words}]({name})"
+        return f"{words} (`{name}`)"
+
+    return re.sub(r"(?<!`)\[([^\]]*)\]\(([^)\s]+)\)", there, text)
+
+
+def readme_parts():
+    """{heading: text} of the README; "" for what stands before the first."""
+    first, *parts = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    return {"": first} | {part.partition("\n")[0]: f"# {part}" for part in parts}
+
+
+def ledger():
+    """The page of verdicts: a table that sorts and filters."""
+    import pandas as pd
+
+    rows = []
+    for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):
+        for entry in verdicts(path):
+            link = f'<a href="labs/{path.stem}.html">{path.stem[:2]}</a>'
+            verdict = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
+            rows.append([entry["id"], claims()[entry["id"]]["claim"], verdict, entry["because"], link])
+    table = pd.DataFrame(sorted(rows), columns=["", "claim", "verdict", "why", "lab"])
+    shown = {"connected": False, "display_logo_when_loading": False, "allow_html": True, "showIndex": False, "paging": False, "maxBytes": 0}
+    library = generate_init_offline_itables_html(options.dt_bundle)
+    return f"# All verdicts\n\n```{{raw}} html\n{library}\n{to_html_datatable(table, **shown)}\n```\n"
+
+
+def reference():
+    """The page of what `import labsupport` offers, from its docstrings."""
+    names = [name for name in labsupport.__all__ if callable(getattr(labsupport, name))]
+    rows = [f".. auto{'class' if inspect.isclass(getattr(labsupport, n)) else 'function'}:: labsupport.{n}" for n in names]
+    return "# Functions of a lab\n\n```{eval-rst}\n" + "\n\n".join(rows) + "\n```\n"
+
+
+def write_pages():
+    """Write what Sphinx reads into PAGES."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    (PAGES / "labs").mkdir(parents=True)
+    (PAGES / "_static").mkdir()
+    shutil.copy(HERE / "conf.py", PAGES)
+    for name in ("book.css", "symptoms.js", "chip.svg"):
+        shutil.copy(HERE / name, PAGES / "_static")
+    shutil.copytree(ROOT / "labs" / "images", PAGES / "labs" / "images")
+    for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):
+        nbformat.write(lab_page(path), PAGES / "labs" / path.name)
+    parts = readme_parts()
+    for heading, name in SECTIONS.items():
+        (PAGES / f"{name}.md").write_text(linked(parts.pop(heading), "."))
+    for name, page in TEXTS.items():
+        (PAGES / f"{page}.md").write_text(linked((ROOT / name).read_text(), Path(name).parent))
+    (PAGES / "verdicts.md").write_text(ledger())
+    (PAGES / "reference.md").write_text(reference())
+    search = SEARCH.replace("{data}", json.dumps(guide.as_data(), ensure_ascii=False, separators=(",", ":")))
+    first, _ = parts.pop(""), parts.pop("More")
+    told = [first, search, *(f"#{part}" for part in parts.values()), contents()]
+    (PAGES / "index.md").write_text("\n\n".join(part if part == search else linked(part, ".") for part in told))
+
+
+def contents():
+    """What stands beside each page: the labs in reading order, then the rest."""
+    listed = "\n".join(f"labs/{lab.name}" for lab in labs().values())
+    rest = {
+        "Labs": listed,
+        "Verdicts": "verdicts",
+        "Tools": "begin\ndoctor\nchecks\nreference\nprogress",
+        "For teachers and makers": "teaching\nclassroom\ncontributing\nci\ndata",
+    }
+    return "\n".join(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n" for caption, pages in rest.items())
+
+
+def serve():
+    """Show the site on this machine alone, until Ctrl-C."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE)
+    with http.server.ThreadingHTTPServer(("localhost", PORT), handler) as server:
+        print(f"http://localhost:{PORT}, until Ctrl-C")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--serve", action="store_true", help=f"show it afterwards at http://localhost:{PORT}")
+    asked = parser.parse_args()
+    write_pages()
+    if status := build_main(["-q", "-W", "--keep-going", "-j", "auto", str(PAGES), str(SITE)]):
+        sys.exit(status)
+    print(f"{SITE / 'index.html'}: open it in a browser")
+    if asked.serve:
+        serve()
+
+
+if __name__ == "__main__":
+    main()
