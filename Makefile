@@ -3,6 +3,7 @@
 # make test    set up once, then everything that CI runs
 # make labs    write the notebooks from tools/source and run them    (NAMES=01_image_stacking for one)
 # make report  run all labs and write the claims report, build/report.html
+# make book    the course as a site, from the committed notebooks: build/book    (ARGS=--serve to look at it)
 # make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
 # make zoo     how good predictions are: models measured and predicted, data/recorded/zoo.csv; hours   (ARGS=--tell for its figures)
@@ -18,10 +19,10 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # JupyterLab's own question about news shall not stand over a lab.
 QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)/share/jupyter/lab/settings/
 # What `make check` leaves to `make test`: tests that run notebooks, browsers, hubs or whole scripts, and all labs but three.
-SLOW := browser capstone cases checks classroom do_no_harm doctor doctor_cli labs looks magic notebook_runs peak wheel
+SLOW := book browser capstone cases checks classroom do_no_harm doctor doctor_cli labs looks magic notebook_runs peak wheel
 FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
-.PHONY: lab check test in_step labs report looks bench zoo chaos newest
+.PHONY: lab check test in_step labs report book looks bench zoo chaos newest
 
 lab: $(READY)
 	$(BIN)/python tools/working_copy.py my_labs
@@ -47,6 +48,9 @@ labs: $(READY)
 
 report: $(READY)
 	$(BIN)/python tools/report.py $(ARGS)
+
+book: $(READY)
+	$(BIN)/python tools/book.py $(ARGS)
 
 looks: $(READY)
 	PYTHONPATH=tests $(BIN)/python tools/looks.py $(NAMES)

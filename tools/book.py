@@ -35,6 +35,7 @@ TEXTS = {
     "CONTRIBUTING.md": "contributing",
     "data/README.md": "data",
     "data/verdicts.md": "verdicts",
+    "data/zoo.md": "zoo",
 }
 # Sections of the README, by the page that they make; the others are the start page.
 SECTIONS = {
@@ -44,6 +45,7 @@ SECTIONS = {
     "In CI": "ci",
     "Begin": "begin",
     "Your progress": "progress",
+    "Will it fit?": "fits",
 }
 SEARCH = """\
 ## Which lab for which trouble
@@ -109,21 +111,27 @@ def ledger():
             verdict = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
             rows.append([entry["id"], claims()[entry["id"]]["claim"], verdict, entry["because"], link])
     table = pd.DataFrame(sorted(rows), columns=["", "claim", "verdict", "why", "lab"])
-    shown = {"connected": False, "display_logo_when_loading": False, "allow_html": True, "showIndex": False, "paging": False, "maxBytes": 0}
+    shown = {"connected": False, "display_logo_when_loading": False, "allow_html": True, "showIndex": False, "paging": False, "maxBytes": 0, "classes": "display"}
     library = generate_init_offline_itables_html(options.dt_bundle)
     return f"# All verdicts\n\n```{{raw}} html\n{library}\n{to_html_datatable(table, **shown)}\n```\n"
 
 
 def reference():
     """The page of what `import labsupport` offers, from its docstrings."""
-    names = [name for name in labsupport.__all__ if callable(getattr(labsupport, name))]
-    rows = [f".. auto{'class' if inspect.isclass(getattr(labsupport, n)) else 'function'}:: labsupport.{n}" for n in names]
-    return "# Functions of a lab\n\n```{eval-rst}\n" + "\n\n".join(rows) + "\n```\n"
+    told = ["# Functions of a lab"]
+    for name in labsupport.__all__:
+        offered = getattr(labsupport, name)
+        told += [f"## {name}"] * callable(offered)
+        if inspect.isfunction(offered):
+            told.append(f"```python\n{name}{inspect.signature(offered)}\n```")
+        told += [inspect.getdoc(offered)] * callable(offered)
+    return "\n\n".join(told)
 
 
 def write_pages():
-    """Write what Sphinx reads into PAGES."""
-    shutil.rmtree(PAGES, ignore_errors=True)
+    """Write what Sphinx reads into PAGES, and take away the site of before."""
+    for old in (PAGES, SITE):
+        shutil.rmtree(old, ignore_errors=True)
     (PAGES / "labs").mkdir(parents=True)
     (PAGES / "_static").mkdir()
     shutil.copy(HERE / "conf.py", PAGES)
@@ -151,7 +159,7 @@ def contents():
     rest = {
         "Labs": listed,
         "Verdicts": "verdicts",
-        "Tools": "begin\ndoctor\nchecks\nreference\nprogress",
+        "Tools": "begin\ndoctor\nfits\nzoo\nchecks\nreference\nprogress",
         "For teachers and makers": "teaching\nclassroom\ncontributing\nci\ndata",
     }
     return "\n".join(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n" for caption, pages in rest.items())

@@ -2,7 +2,7 @@
 
 project = "Keep TensorFlow training inside its memory"
 author = copyright = "the authors of this course"  # noqa: A001  Sphinx's own name
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb"]
 nb_execution_mode = "off"  # every output is the committed one
 # An output that only labsupport reads (a verdict's or an exercise's facts) has HTML and text beside it.
 suppress_warnings = ["mystnb.unknown_mime_type", "misc.highlighting_failure"]

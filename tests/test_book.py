@@ -1,0 +1,138 @@
+"""The course as a site, built as `make book` does and walked in a browser: links, errors, hosts, axe-core, narrow windows."""
+
+import csv
+import functools
+import http.server
+import subprocess
+import sys
+import threading
+from fnmatch import fnmatch
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser import SWITCHES, chromium
+from playwright.sync_api import sync_playwright
+
+from labsupport.learner.guide import search
+from labsupport.lesson.catalogue import labs
+from labsupport.lesson.claims import claims
+
+ROOT = Path(__file__).parents[1]
+# Not ours: the table of Keras' model.summary() comes in colours of its own.
+AXE_LEAVES = {"exclude": ["pre[style*='Menlo']"]}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+NARROW, WIDE = 400, 1280  # pixels: a telephone, a laptop
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Targets(HTMLParser):
+    """What a page leads to or needs, and what can be led to in it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.targets, self.names = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.names.add(attributes.get("id"))
+        self.targets += [attributes[name] for name in ("href", "src") if attributes.get(name)]
+
+
+def pages_of(site, pattern="*"):
+    """The pages of the site, but for templates of its theme."""
+    names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    return sorted(name for name in names if not name.startswith("_static/") and fnmatch(name, pattern))
+
+
+@pytest.fixture(scope="module")
+def site():
+    subprocess.run([sys.executable, ROOT / "tools" / "book.py"], check=True)
+    return ROOT / "build" / "book"
+
+
+@pytest.fixture(scope="module")
+def browser(site):
+    """(browser, address of the site)."""
+    path = chromium()
+    server = http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=SWITCHES)
+        yield started, f"http://localhost:{server.server_port}"
+        started.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_every_lab_has_its_page_and_every_link_its_target(site):
+    pages = {name: Targets((site / name).read_text()) for name in pages_of(site)}
+    assert {f"labs/{lab.name}.html" for lab in labs().values()} <= pages.keys()
+    broken = []
+    for name, page in pages.items():
+        for target in page.targets:
+            path, _, part = target.partition("#")
+            if ":" in path or target == "#":  # another host, data
+                continue
+            file = ((site / name).parent / path.partition("?")[0]).resolve() if path else site / name
+            there = pages.get(file.relative_to(site).as_posix()) if file.suffix == ".html" else None
+            if not file.exists() or (part and there and part not in there.names):
+                broken.append(f"{name}: {target}")
+    assert not broken
+
+
+@pytest.mark.parametrize("theme, pages", [("light", "*"), ("dark", "[!l]*"), ("dark", "labs/0[01]*")])
+def test_no_page_has_errors_asks_another_host_or_shuts_somebody_out(browser, site, theme, pages):
+    started, address = browser
+    context = started.new_context(viewport={"width": WIDE, "height": 900}, color_scheme=theme)
+    page, trouble = context.new_page(), []
+    page.on("console", lambda said: trouble.append(f"{page.url}: {said.text}") if said.type == "error" else None)
+    page.on("pageerror", lambda error: trouble.append(f"{page.url}: {error}"))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((address, "data:", "blob:")) else trouble.append(asked.url)
+    )
+    for name in pages_of(site, pages):
+        page.set_viewport_size({"width": WIDE, "height": 900})
+        page.goto(f"{address}/{name}")
+        for found in Axe().run(page, AXE_LEAVES, {"runOnly": RULES, "preload": False}).response["violations"]:
+            where = "; ".join(" ".join(map(str, node["target"])) for node in found["nodes"][:3])
+            trouble.append(f"{name}: {found['id']}: {found['help']}: {where}")
+        page.set_viewport_size({"width": NARROW, "height": 900})
+        if page.evaluate("document.documentElement.scrollWidth") > NARROW:
+            trouble.append(f"{name} is wider than {NARROW} pixels")
+    context.close()
+    assert not trouble, "\n".join(trouble)
+
+
+def test_the_start_page_finds_the_labs_that_the_notebook_finds(browser):
+    started, address = browser
+    page = started.new_page()
+    page.goto(f"{address}/index.html")
+    page.fill("#symptom", "OOM after three epochs")
+    page.wait_for_selector("#found a")
+    assert page.inner_text("#found a >> nth=0") == "09 What leaks over epochs"
+    typed = [row["typed"] for row in csv.DictReader((ROOT / "tests" / "symptoms.csv").open())]
+    ask = "typed => typed.map(text => makeSearch(SYMPTOMS, w => new EnglishStemmer().stemWord(w))(text).rows[0]?.name)"
+    here = page.evaluate(ask, typed)
+    there = [rows[0][0].name if (rows := search(text).rows) else None for text in typed]
+    other = [(text, one, two) for text, one, two in zip(typed, here, there) if one != two]
+    assert len(other) <= 0.05 * len(typed), other  # the notebook also finds misspelt words
+    page.close()
+
+
+def test_verdicts_are_filtered_by_what_is_typed(browser):
+    started, address = browser
+    page = started.new_page()
+    page.goto(f"{address}/verdicts.html")
+    page.wait_for_selector(".dt-search input")
+    rows = page.locator(".dt-container tbody tr:visible")
+    assert rows.count() == len(claims())
+    page.fill(".dt-search input", "recomputation")
+    assert 1 <= rows.count() < len(claims()) / 3
+    page.close()
