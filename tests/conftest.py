@@ -40,7 +40,14 @@ class TogetherWhereTheyBelong(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        together = (".ipynb", "test_book.py", "test_browser.py", "test_capstone.py", "test_classroom.py", "test_looks.py")
+        together = (
+            ".ipynb",
+            "test_book.py",
+            "test_browser.py",
+            "test_capstone.py",
+            "test_classroom.py",
+            "test_looks.py",
+        )
         return file if file.endswith(together) else nodeid
 
 

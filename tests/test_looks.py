@@ -17,9 +17,8 @@ from labsupport.showing.palette import COLOURS, LINES, style
 from labsupport.showing.words import bundle, describe
 
 sys.path.append(str(ROOT / "tools"))
-from looks import WIDTHS
-
 from build import without_markup
+from looks import WIDTHS
 
 SHOWN = ["02_arrays_into_datasets", "14_shapes_and_layers"]  # many verdicts, wide tables, long labels
 SAMPLER = [

@@ -111,7 +111,15 @@ def ledger():
             verdict = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
             rows.append([entry["id"], claims()[entry["id"]]["claim"], verdict, entry["because"], link])
     table = pd.DataFrame(sorted(rows), columns=["", "claim", "verdict", "why", "lab"])
-    shown = {"connected": False, "display_logo_when_loading": False, "allow_html": True, "showIndex": False, "paging": False, "maxBytes": 0, "classes": "display"}
+    shown = {
+        "connected": False,
+        "display_logo_when_loading": False,
+        "allow_html": True,
+        "showIndex": False,
+        "paging": False,
+        "maxBytes": 0,
+        "classes": "display",
+    }
     library = generate_init_offline_itables_html(options.dt_bundle)
     return f"# All verdicts\n\n```{{raw}} html\n{library}\n{to_html_datatable(table, **shown)}\n```\n"
 
@@ -162,7 +170,9 @@ def contents():
         "Tools": "begin\ndoctor\nfits\nzoo\nchecks\nreference\nprogress",
         "For teachers and makers": "teaching\nclassroom\ncontributing\nci\ndata",
     }
-    return "\n".join(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n" for caption, pages in rest.items())
+    return "\n".join(
+        f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n" for caption, pages in rest.items()
+    )
 
 
 def serve():

@@ -151,7 +151,8 @@ def as_data():
     def scores(index):
         told = {stem: index.get_scores([stem]).tolist() for stem in sorted(vocabulary)}
         return {
-            stem: [[place, round(score, 4)] for place, score in enumerate(found) if score] for stem, found in told.items()
+            stem: [[place, round(score, 4)] for place, score in enumerate(found) if score]
+            for stem, found in told.items()
         }
 
     return {

@@ -1,7 +1,7 @@
 """What Sphinx reads: how the pages that tools/book.py has written become a site that asks no other host for anything."""
 
 project = "Keep TensorFlow training inside its memory"
-author = copyright = "the authors of this course"  # noqa: A001  Sphinx's own name
+author = copyright = "the authors of this course"
 extensions = ["myst_nb"]
 nb_execution_mode = "off"  # every output is the committed one
 # An output that only labsupport reads (a verdict's or an exercise's facts) has HTML and text beside it.
