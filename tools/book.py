@@ -7,6 +7,7 @@ repository say; the start page searches by symptom in the browser. The site asks
 import argparse
 import contextlib
 import functools
+import html
 import http.server
 import inspect
 import json
@@ -87,7 +88,7 @@ def linked(text, folder):
             return f"[{words}]({TEXTS[name]}.md)"
         if name == "labs/start_here.ipynb":
             return f"[{words}](index.md)"
-        if re.fullmatch(r"labs/\d\d_\w+\.ipynb|labs/images/\w+\.png", name):
+        if re.fullmatch(r"labs/\d\d_\w+\.ipynb|labs/images/\w+\.png|data/recorded/\w+\.svg", name):
             return f"[{words}]({name})"
         return f"{words} (`{name}`)"
 
@@ -109,7 +110,8 @@ def ledger():
         for entry in verdicts(path):
             link = f'<a href="labs/{path.stem}.html">{path.stem[:2]}</a>'
             verdict = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
-            rows.append([entry["id"], claims()[entry["id"]]["claim"], verdict, entry["because"], link])
+            words = [claims()[entry["id"]]["claim"], verdict, entry["because"]]
+            rows.append([entry["id"], *map(html.escape, words), link])
     table = pd.DataFrame(sorted(rows), columns=["", "claim", "verdict", "why", "lab"])
     shown = {
         "connected": False,
@@ -145,7 +147,8 @@ def write_pages():
     shutil.copy(HERE / "conf.py", PAGES)
     for name in ("book.css", "symptoms.js", "chip.svg"):
         shutil.copy(HERE / name, PAGES / "_static")
-    shutil.copytree(ROOT / "labs" / "images", PAGES / "labs" / "images")
+    for pictures in ("labs/images", "data/recorded"):
+        shutil.copytree(ROOT / pictures, PAGES / pictures)
     for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):
         nbformat.write(lab_page(path), PAGES / "labs" / path.name)
     parts = readme_parts()

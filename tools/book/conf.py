@@ -3,6 +3,8 @@
 project = "Keep TensorFlow training inside its memory"
 author = copyright = "the authors of this course"
 extensions = ["myst_nb"]
+nb_code_prompt_show = "Show the solution"
+nb_code_prompt_hide = "Hide the solution"
 nb_execution_mode = "off"  # every output is the committed one
 # An output that only labsupport reads (a verdict's or an exercise's facts) has HTML and text beside it.
 suppress_warnings = ["mystnb.unknown_mime_type", "misc.highlighting_failure"]
