@@ -208,6 +208,15 @@ def test_a_budget_below_the_model_is_told_while_it_is_built():
     assert kinds(answering) == ["batch-bound activations"]
 
 
+@pytest.mark.parametrize("in_use", [1, 150])
+def test_the_first_value_of_a_variable_is_no_data(in_use):
+    made = [Census(0, 0, tensors=in_use * MIB)]
+    result = died(Facts(censuses=made), peak=in_use * MIB, wanted=300 * MIB, dumps=[in_use * MIB])
+    assert kinds(result) != ["weights"]
+    result.error.traceback = 'File "/env/keras/src/backend/tensorflow/random.py", line 34, in uniform'
+    assert kinds(result) == ["weights"]
+
+
 # --- what is large
 
 LARGE = {

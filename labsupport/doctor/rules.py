@@ -75,6 +75,8 @@ _SAVING = re.compile(
     r"\.save\w*\(|\bsave_model\("
 )  # Keras takes its own frames out of a traceback: the script's line is left
 _OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
+# A file in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
+_INITIALIZES = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
 _MAKES_VARIABLES = re.compile(
     r"\w*(Random|Normal)\w*|Mul|AddV2|Sub|Cast|Fill|Qr|Const|Identity|ZerosLike|\w*VariableOp|_EagerConst"
 )
@@ -410,6 +412,8 @@ def input_copy(death):
         return
     last, converted = death.result.facts.censuses[-1], death.result.facts.converted
     holders = sorted((last.tensor_holders + last.array_holders)[:2], key=lambda holder: -holder.size)
+    if death.building and not (holders or converted.largest):
+        return  # the numbers that were to become a variable
     evidence = [
         f"{holder.name} holds {_number(holder.number, 'tensor or array', 'tensors or arrays')}, {mib(holder.size)}"
         for holder in holders
@@ -444,7 +448,13 @@ def activations(death):
 
 
 def _building(result, parts):
-    """Whether memory ran out while layers or an optimizer made their variables: before the first step, beside more variables than data, in an operation that initializers use."""
+    """Whether memory ran out while layers or an optimizer made their variables.
+
+    In one of Keras' initializers; else before the first step, beside more variables than data, in an operation that
+    initializers use.
+    """
+    if _INITIALIZES.search(result.error.traceback):
+        return True
     facts, operation = result.facts, _OPERATION.match(result.error.message)
     if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
         return False
@@ -491,7 +501,7 @@ def large_output(death):
     facts, used = death.result.facts, in_use(death.result)
     used = death.result.figures["peak"] or 0 if used is None else used
     an_array = 2 * facts.converted.largest > (death.wanted or 0)
-    if death.wanted and _before_training(facts) and death.wanted > _OUTSIZE * used and not an_array:
+    if death.wanted and _before_training(facts) and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
         yield Suspect(
             "one operation's large output", death.wanted, [sentence, str(death.result.error)], _place(death.result)
