@@ -6,11 +6,12 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import nbformat
 import psutil
 import pytest
-from browser import ROOT, chromium, code_cells, end, launched, start_cell, wait_for, wait_until_finished
+from browser import ROOT, chromium, code_cells, end, finished, launched, start_cell, wait_for, wait_until_finished
 
 from labsupport.lesson.claims import SIGNS, VERDICT_MIME
 
@@ -91,12 +92,24 @@ def status_of(page, address):
 
 
 def open_cells(page, hub, name, *sources):
-    """Put a notebook with these cells into a learner's copy of the course, and open it; returns the code cells."""
+    """Put a notebook with these cells into a learner's copy of the course, and open it; returns the code cells.
+
+    A first cell has been answered by then: on a busy machine JupyterLab may lose what it sends to a kernel that only begins.
+    """
     book = nbformat.v4.new_notebook(metadata=nbformat.read(LABS[0], as_version=4).metadata)
-    book.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    book.cells = [nbformat.v4.new_code_cell(source) for source in ("0", *sources)]
     nbformat.write(book, hub[1] / "homes" / name / "course" / "labs" / "small.ipynb")
     page.goto(f"{hub[0]}/user/{name}/lab/tree/course/labs/small.ipynb?reset")
-    return code_cells(page, len(sources)).all()
+    for _ in range(3):
+        first, *cells = code_cells(page, len(book.cells)).all()
+        start_cell(page, first)
+        until = time.monotonic() + 60
+        while not finished(first) and time.monotonic() < until:
+            page.wait_for_timeout(100)
+        if finished(first):
+            return cells
+        page.reload()
+    pytest.fail("the kernel answers nothing")
 
 
 def output(cell):
