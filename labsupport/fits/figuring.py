@@ -41,7 +41,7 @@ def _shape(op, place, given, known):
         return None
     if op == "UnsortedSegmentSum" and known[2] is not None:
         return (int(known[2]), *shapes_in[0][len(shapes_in[1]) :])
-    if op in ("GatherV2", "ResourceGather") and len(shapes_in) > 1 and op == "GatherV2":
+    if op == "GatherV2" and len(shapes_in) > 1:
         axis = int(known[2]) if len(known) > 2 and known[2] is not None else 0
         return (*shapes_in[0][:axis], *shapes_in[1], *shapes_in[0][axis + 1 :])
     if op in ("Fill", "Zeros", "Empty", "BroadcastTo", "Reshape"):

@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.prediction import Source
 
-# Those that keep no more than one slot a weight are lighter than the rest (Keras' optimizers, default arguments).
-_LIGHTEST = "sgd"
-
 
 @dataclass(frozen=True)
 class Change:
@@ -19,7 +16,7 @@ class Change:
     why: str = ""
 
 
-def changes(wanted, progress=None):
+def changes(wanted):
     """[(words, slug of a lab, Wanted with that change)] that make sense for a training step."""
     half = max(1, wanted.batch // 2)
     found = [(f"a batch of {half}", "batch_size", wanted.with_batch(half))]
@@ -30,7 +27,7 @@ def changes(wanted, progress=None):
                 "gradient_accumulation",
                 replace(wanted.with_batch(half), accumulate=2),
             ),
-            ("plain SGD", "where_memory_goes", replace(wanted, optimizer=_LIGHTEST)),
+            ("plain SGD", "where_memory_goes", replace(wanted, optimizer="sgd")),
             ("all layers but the last frozen", "shapes_and_layers", replace(wanted, frozen=True)),
         ]
     if wanted.precision is None:

@@ -11,7 +11,7 @@ from labsupport.fits.traced import traced
 from labsupport.fits.walk import Walk
 from labsupport.ground.budget import MIB, mib, parse_size
 from labsupport.peak import kinds
-from labsupport.peak.parts import Parts, Row
+from labsupport.peak.parts import LEAST, Parts, Row
 from labsupport.peak.recording import Seen
 from labsupport.peak.trace import Block
 
@@ -65,7 +65,7 @@ class Prediction:
 
     def __str__(self):
         lines = [f"{self.wanted.name}, batch {self.wanted.batch}: {mib(self.level)} predicted at the worst moment"]
-        lines += [f"  {kind}: {size:,.1f} MiB" for kind, size in self.by("kind").items() if size >= 0.05]
+        lines += [f"  {kind}: {size:,.1f} MiB" for kind, size in self.by("kind").items() if size * MIB >= LEAST]
         lines += ["  by batch: " + ", ".join(f"{batch}: {mib(level)}" for batch, level in self.line.items())]
         lines += ["  not in the figure: " + "; ".join(self.unknown)]
         return "\n".join(lines)
