@@ -16,11 +16,11 @@ import zoo_table
 
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge, otherwise
+from labsupport.showing import apart
 from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
 README, TABLE, ZOO = ROOT / "README.md", ROOT / "data" / "verdicts.md", ROOT / "data" / "zoo.md"
-APART = "The peak taken apart"  # begins the words beside a picture that is of one moment, and of some of the arms
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -64,7 +64,8 @@ def verdicts(path):
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if "image/png" in data and not data.get("text/plain", "").startswith(APART):
+            # A peak taken apart is of one moment, and of some of the arms.
+            if "image/png" in data and not data.get("text/plain", "").startswith(apart.TITLE):
                 picture, alt = data["image/png"], data.get("text/plain", "")
             if VERDICT_MIME in data:
                 found.append({**data[VERDICT_MIME], "lab": path.stem, "picture": picture, "alt": alt})

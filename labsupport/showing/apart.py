@@ -22,6 +22,7 @@ from labsupport.showing.peak_page import page
 from labsupport.showing.plain import for_matplotlib, plain, say
 from labsupport.showing.words import bundle
 
+TITLE = "The peak taken apart"  # begins the words beside the picture
 _SMALL = 9.5  # points of the small print; a picture of ten inches is shown at nine tenths in a browser of 1,280 pixels
 _LETTERS = 108  # of small print that fit side by side over the whole width of the picture
 _FEWEST = 4  # letters of a name that still say something
@@ -153,7 +154,7 @@ class Apart:
     def _ipython_display_(self):
         from IPython.display import HTML, display
 
-        data, metadata = bundle(figure(self), "The peak taken apart\n" + self.text)
+        data, metadata = bundle(figure(self), f"{TITLE}\n{self.text}")
         display(data, metadata=metadata, raw=True)
         tables = [(arm, _moment(arm), [*_after(arm)], self._rows(arm)[:_MOST]) for arm in self.arms]
         display(HTML(_TABLES.render(tables=tables, breakable=_breakable)))
