@@ -215,7 +215,7 @@ def rows(walk, trace):
     sums = defaultdict(lambda: [0, 0])
     held = {graph.maker(value) for value in graph.held}
     for block, made_by in zip(blocks, walk.blocks):
-        if not (made_by.begin < walk.at <= made_by.end and made_by.chunk):
+        if not walk.at_peak(made_by):
             continue
         kind = (
             "input"

@@ -100,9 +100,13 @@ class Walk:
                 self._buffers[node.first] = self._take(node.outputs[0].size, number, node.outputs[0])
                 self._buffers[node.first].users = 1
 
+    def at_peak(self, block):
+        """Whether a Block was alive at the peak, and took memory."""
+        return block.begin < self.at <= block.end and block.chunk > 0
+
     def peak_blocks(self):
         """The Blocks that were alive at the peak."""
-        return [block for block in self.blocks if block.begin < self.at <= block.end and block.chunk]
+        return list(filter(self.at_peak, self.blocks))
 
     # --- the executor
 
