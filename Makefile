@@ -1,6 +1,6 @@
 # make lab     set up once, then open JupyterLab on the start page of my_labs/, your copy   (make lab ARGS=--no-browser on a server)
 # make check   set up once, then in four minutes what a change should pass: style, imports, unit tests, three labs
-# make test    set up once, then everything that CI runs
+# make test    set up once, then everything that CI runs   (one of four machines: ARGS="--splits 4 --group 1")
 # make labs    write the notebooks from tools/source and run them    (NAMES=01_image_stacking for one)
 # make report  run all labs and write the claims report, build/report.html
 # make book    the course as a site, from the committed notebooks: build/book    (ARGS=--serve to look at it)

@@ -129,3 +129,10 @@ def test_export_starts_at_once(tmp_path):
 def test_links_lead_somewhere(name):
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()) if "://" not in link]
     assert links and not [link for link in links if not ((ROOT / name).parent / link).exists()]
+
+
+def test_the_workflow_file_is_one():
+    path = ROOT / ".github" / "workflows" / "ci.yml"
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    told = subprocess.run(check, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout
