@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
 from browser import ROOT, chromium, code_cells, end, finished, launched, start_cell, wait_for, wait_until_finished
+from traitlets.config import PyFileConfigLoader
 
 from labsupport.lesson.claims import SIGNS, VERDICT_MIME
 
@@ -220,6 +222,15 @@ def test_all_ends_with_the_hub(hub, learners):
 
 
 GUIDE = (CLASSROOM / "TEACHING.md").read_text()
+
+
+def test_all_learners_of_a_server_stand_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "learners.txt").write_text("teacher")
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    config = PyFileConfigLoader("jupyterhub_config.py", str(CLASSROOM)).load_config()
+    line = Path(config.Spawner.environment["LABSUPPORT_LINE"])
+    assert line.stat().st_mode & 0o7777 == 0o1777  # all may write there, and remove only what is theirs
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)

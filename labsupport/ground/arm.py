@@ -21,7 +21,7 @@ import cloudpickle
 import msgspec
 import psutil
 
-from labsupport.ground import nursery
+from labsupport.ground import line, nursery
 from labsupport.ground.budget import MIB, Budget, child_environment, mib
 from labsupport.ground.child import STATUS, end_children, named_code
 from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_folder
@@ -44,6 +44,7 @@ _MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback
 _REST_SECONDS = (
     1  # for output that waits in the pipes at the end, 64 KiB each; a thread of the arm may write without end
 )
+_LINE_SECONDS = 0.2  # between two looks at the line, which take less than a millisecond
 _END_SECONDS = 5  # for a process that was killed to be gone; none was seen to take a tenth of one
 # A crash belongs to the allocator's dump before it if it comes this soon after it; both come from one failed operation.
 _CRASH_SECONDS = 2
@@ -97,31 +98,53 @@ def watched(job, make_watcher):
     Raises BudgetError, ArmSetupError; KeyboardInterrupt when interrupted, with the process ended.
     """
     job.check()
-    allowed = Budget.of(job.budget, job.outside)
+    allowed, packed = Budget.of(job.budget, job.outside), _packed(job)
+    result = ArmResult(job.name, allowed.tensors, job.budget is not None)
+    folder = temporary_folder()
+    watcher = None
+    try:
+        watcher = make_watcher()
+        with line.standing(allowed.tensors if result.budget_given else 0) as place:
+            if place is None or _its_turn(place, result, watcher):
+                if place is not None:  # what was free when it came may be taken now
+                    allowed = Budget.of(job.budget, job.outside)
+                    result.budget = allowed.tensors
+                environment = child_environment(allowed, {"TMPDIR": str(folder / "tmp"), **(job.env or {})})
+                child = _Child([_header(job, allowed), packed], environment)
+                try:
+                    Watch(child, result, watcher, allowed, job.timeout).follow()
+                finally:
+                    child.end()
+    except BaseException:
+        if watcher is not None:
+            watcher.abandon()
+        raise
+    finally:
+        remove_folder(folder)
+    watcher.finish(result)
+    return result
+
+
+def _its_turn(place, result, watcher):
+    """Wait until the arm may begin; False when it was stopped before."""
+    while number := place.turn():
+        watcher.wait(result.label, number)
+        if watcher.stopped:
+            result.error = ArmError(Cause.STOPPED, "you stopped this run while it waited in line; run the cell again")
+            return False
+        time.sleep(_LINE_SECONDS)
+    return True
+
+
+def _header(job, allowed):
+    """What an arm's process reads before its function."""
     header = {
         "path": sys.path,
         "cells": _cells(),
         "budget": [allowed.tensors, allowed.outside],
         "logical_devices": job.logical_devices,
     }
-    blocks = [msgspec.msgpack.encode(header), _packed(job)]
-    result = ArmResult(job.name, allowed.tensors, job.budget is not None)
-    folder = temporary_folder()
-    child = watcher = None
-    try:
-        watcher = make_watcher()
-        child = _Child(blocks, child_environment(allowed, {"TMPDIR": str(folder / "tmp"), **(job.env or {})}))
-        Watch(child, result, watcher, allowed, job.timeout).follow()
-    except BaseException:
-        if watcher is not None:
-            watcher.abandon()
-        raise
-    finally:
-        if child is not None:
-            child.end()
-        remove_folder(folder)
-    watcher.finish(result)
-    return result
+    return msgspec.msgpack.encode(header)
 
 
 def get_ready():

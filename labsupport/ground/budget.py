@@ -15,6 +15,9 @@ SMALLEST = 16 * MIB
 SMALLEST_OUTSIDE = 64 * MIB
 # What the process of an arm takes before its first tensor: Python, TensorFlow and its threads (375 MiB measured, on 2 cores).
 ITSELF = 512 * MIB
+# The folder of the machine's line (line.py), in the environment of a kernel. An arm is past it: one that starts another would
+# wait for itself.
+LINE = "LABSUPPORT_LINE"
 # The allocator's first region, for the first small tensor. What is left of the budget can be reserved as one.
 _FIRST_REGION_MIB = 2
 
@@ -193,4 +196,5 @@ def lift_process_limit():
 
 def child_environment(budget, extra):
     """The whole environment of an arm's process."""
-    return {**os.environ, **budget.environment(), **(extra or {})}
+    inherited = {name: value for name, value in os.environ.items() if name != LINE}
+    return {**inherited, **budget.environment(), **(extra or {})}

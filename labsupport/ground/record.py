@@ -261,6 +261,9 @@ class Watcher(Protocol):
     def hear(self, stream: str, text: str) -> None:
         """What the arm writes, as it comes; stream is "stdout" or "stderr"."""
 
+    def wait(self, label: str, place: int) -> None:
+        """The arm stands in the machine's line (line.py), first where place is 1; several times a second, before any update."""
+
     def update(self, result, elapsed: float, started: bool) -> None:
         """The unfinished ArmResult, many times a second; before `started` only Python and TensorFlow load."""
 

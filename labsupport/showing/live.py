@@ -117,6 +117,12 @@ def svg(result, elapsed):
     )
 
 
+def in_line(place):
+    """Why an arm has not begun, and which it is of those that wait."""
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"waiting until this machine has a core and memory for it: {place}{ending} in line"
+
+
 def _waiting(result, elapsed):
     """A hint when the curve has stood still high up for two seconds; what the allocator does then is not visible.
 
@@ -135,6 +141,10 @@ class TerminalPlot(Watcher):
 
     def hear(self, stream, text):
         """What the arm writes waits for the end: result.output and the error's log have it."""
+
+    def wait(self, label, place):
+        if sys.stderr.isatty():
+            say(f"\r{plain(label)}: {in_line(place)} ", end="", file=sys.stderr)
 
     def update(self, result, elapsed, started):
         if sys.stderr.isatty():
@@ -188,6 +198,12 @@ class NotebookPlot(Watcher):
 
     def hear(self, stream, text):
         """What the arm writes waits for the end: printing now would fight with the widget over the cell's output."""
+
+    def wait(self, label, place):
+        """Say so, where it has changed: a screen reader may be reading it."""
+        words = as_html(f"{label}: {in_line(place)}")
+        if self._status.value != words:
+            self._status.value = words
 
     def update(self, result, elapsed, started):
         """Draw anew, if REDRAW_SECONDS have passed since the last time."""

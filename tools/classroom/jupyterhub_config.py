@@ -42,6 +42,11 @@ c.ConfigurableHTTPProxy.command = [str(Path(sys.executable).with_name("configura
 c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
 
 c.Spawner.mem_limit = MEMORY  # also reaches the learner's server as MEM_LIMIT, which the budgets of the labs respect
+# Arms of all learners wait for one another where cores or memory are taken. All may write here, each removes its own.
+LINE = FOLDER / "line"
+LINE.mkdir(exist_ok=True)
+LINE.chmod(0o1777)
+c.Spawner.environment = {"LABSUPPORT_LINE": str(LINE)}
 c.Spawner.default_url = "/lab/tree/course/labs/start_here.ipynb"
 # Thirty servers that start at once on a few cores take their time.
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
@@ -73,7 +78,7 @@ if SPAWNER == "docker":
     c.JupyterHub.spawner_class = "docker"
     c.DockerSpawner.image = "tensorflow-memory-labs"
     c.DockerSpawner.remove = True
-    c.DockerSpawner.volumes = {"classroom-{username}": "/srv/learner"}
+    c.DockerSpawner.volumes = {"classroom-{username}": "/srv/learner", str(LINE): str(LINE)}
     # The host as containers on Docker's own bridge see it; no address of the outside.
     c.JupyterHub.hub_ip = "172.17.0.1"
     c.Spawner.cmd = ["python", "-m", "jupyterhub.singleuser"]  # the image's entry point is start.sh
