@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from dataclasses import astuple
 from pathlib import Path
 
 import psutil
@@ -90,7 +91,7 @@ class Script:
         settings = {
             "records": theirs,
             "log": log,
-            "budget": [allowed.tensors, allowed.outside],
+            "budget": astuple(allowed),
             "private": _PRIVATE,
             "devices": logical_devices,
             "lines": lines,

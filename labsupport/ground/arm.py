@@ -14,7 +14,7 @@ import sys
 import time
 import types
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import cloudpickle
@@ -141,7 +141,7 @@ def _header(job, allowed):
     header = {
         "path": sys.path,
         "cells": _cells(),
-        "budget": [allowed.tensors, allowed.outside],
+        "budget": astuple(allowed),
         "logical_devices": job.logical_devices,
     }
     return msgspec.msgpack.encode(header)

@@ -20,6 +20,9 @@ ITSELF = 512 * MIB
 LINE = "LABSUPPORT_LINE"
 # The allocator's first region, for the first small tensor. What is left of the budget can be reserved as one.
 _FIRST_REGION_MIB = 2
+# What is reserved at once where nobody gave a budget. The allocator's table takes 8 bytes for each 256 of a region, written
+# at the start: 320 MiB and 0.2 s for the 10 GiB that are half of a machine's free memory; 64 MiB for this.
+_REGION_UNASKED = 2048 * MIB
 
 # For run(..., env=NO_ONEDNN): where memory runs out inside a fused oneDNN kernel, TensorFlow 2.21 crashes (SIGSEGV)
 # in place of raising. Without oneDNN's kernels the same step raises a ResourceExhaustedError, as on a GPU.
@@ -93,10 +96,12 @@ class Budget:
 
     tensors: what TensorFlow's allocator may hand out (a hard limit: beyond it a ResourceExhaustedError).
     outside: what the process may add beside that (NumPy, Python, graphs, threads; beyond it a MemoryError).
+    region: how much of `tensors` is reserved at once.
     """
 
     tensors: int
     outside: int
+    region: int
 
     @classmethod
     def of(cls, tensors, outside):
@@ -124,7 +129,7 @@ class Budget:
             )
         if beside > machine:
             raise BudgetError(f"outside={outside!r} is more than this machine has for you: {mib(machine)}; give less")
-        return cls(wanted, beside)
+        return cls(wanted, beside, min(wanted, _REGION_UNASKED) if tensors is None else wanted)
 
     def environment(self):
         """Environment variables that must be set before TensorFlow is imported.
@@ -159,14 +164,14 @@ class Budget:
         return "GPU:0" if gpus else "CPU:0"
 
     def reserve(self, tf, device):
-        """Before the first tensor: reserve the budget as one region, as a GPU does by default.
+        """Before the first tensor: reserve the region, which is the whole of a budget that was given, as a GPU does by default.
 
-        Otherwise regions grow by doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs no
-        memory.
+        Otherwise regions grow by doubling and a 94 MiB array is counted as 128. The pages stay untouched: this costs
+        no more memory than the allocator's table of them.
         """
         if device.startswith("CPU"):
             with tf.device(device):
-                size = (self.tensors // MIB - _FIRST_REGION_MIB) * MIB
+                size = (self.region // MIB - _FIRST_REGION_MIB) * MIB
                 tf.raw_ops.Empty(shape=[size // 16], dtype=tf.complex128)
 
     def limit_process(self, free=None):

@@ -182,6 +182,7 @@ def _run(job, gauge, sender):
         del job
         loaded = True
         gc.collect()
+        gc.unfreeze()  # from here on Python collects as in a process of its own (nursery.py froze what loading left)
         gauge.start()
         meter.active = gauge
         sender.send(Start(gauge.zero, gauge.process_zero, gauge.counter.device, os.getpid()))

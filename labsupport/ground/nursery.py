@@ -6,6 +6,7 @@ TensorFlow reads variables while it loads, and ends when the process ends that s
 """
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -145,6 +146,8 @@ def main(descriptor):
     os.setsid()
     asked = socket.socket(fileno=descriptor)
     loaded = _load()
+    gc.collect()
+    gc.freeze()  # an arm's collection before it starts need not look at TensorFlow's modules again: 0.2 s
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children here: their parent is elsewhere
     while True:
         head, theirs, _, _ = socket.recv_fds(asked, _SIZE.size, len(Ends._fields))
