@@ -79,30 +79,3 @@ def seeded_dropout(answer, width):
     assert (first == again).all(), "the same seed gives two masks."
     assert ((first == 0) != (other == 0)).any(), "two seeds give the same mask: use the seed that is given."
     assert ((first == 0) != (another == 0)).any(), "the mask depends on one of the seed's two numbers only."
-
-
-@exercise(
-    3,
-    "When a segment is computed again, which checkpoints are still there?",
-    "The later a segment, the more checkpoints stand beside it: its share of the layers should shrink by as many.",
-)
-def uneven_lengths(answer, depth, predicted, peak_of, equal_mib):
-    """answer() gives lengths of segments, first to last, that need clearly less than equal_mib."""
-    lengths = answer()
-    assert not untouched(lengths), "uneven_lengths() returns nothing yet: return a list of segment lengths."
-    assert hasattr(lengths, "__iter__"), (
-        f"a list of the lengths of segments, first to last, is asked for, and not {lengths}."
-    )
-    lengths = [int(length) for length in lengths]
-    assert all(length > 0 for length in lengths), f"a segment holds at least one layer: {lengths}."
-    assert sum(lengths) == depth, f"the segments hold {sum(lengths)} layers together, not {depth}."
-    mine = peak_of(lengths)
-    told = f"{lengths}: predicted {predicted(lengths):.0f} MiB, measured {mine:.0f} MiB; equal segments {equal_mib:.0f}"
-    # One activation of some sixteen is 6 %, and the best lengths save more than one.
-    beside = [length + place for place, length in enumerate(lengths, 1)]
-    worst = beside.index(max(beside)) + 1
-    assert mine < 0.95 * equal_mib, (
-        f"{told}. The peak is in segment {worst} of {lengths[worst - 1]} layers: their outputs stand there beside as many "
-        f"checkpoints as there are segments up to it, {worst}. Move layers to where the two are fewer together."
-    )
-    print(told)

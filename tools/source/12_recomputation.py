@@ -11,7 +11,7 @@
 # |---|---|
 # | Time | about 2 minutes to run, 30 to work through |
 # | Memory | below 2 GiB, Python and TensorFlow included |
-# | Claims judged | C13 |
+# | Claims judged | C13, C56 |
 #
 # Every run below happens in a process of its own under a memory budget. When it runs out of memory, nothing else does.
 
@@ -20,6 +20,7 @@ SCALE = "quick"  # "full" takes batches four times as large
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
+import contextlib
 import re
 import time
 
@@ -346,18 +347,21 @@ lab.predicted_vs_measured(
 #
 # ### What Keras' switch does
 #
-# `keras.RematScope` promises the same in one line around the model's construction. On the TensorFlow backend:
+# Its documentation calls both `keras.remat` and `keras.RematScope` rematerialization: the first wraps a function, the
+# second, in one line, whatever is constructed under it. On the TensorFlow backend:
 
 
 # %%
-def with_scope(mode, batch):
-    with keras.RematScope(mode):
+def keras_way(way, batch):
+    with contextlib.nullcontext() if way == "segments" else keras.RematScope(way):
         hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(DEPTH)]
         model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
-    head = keras.layers.Dense(CLASSES)
+    parts, head = [model], keras.layers.Dense(CLASSES)
+    if way == "segments":
+        parts = [keras.remat(chain(hidden[i : i + 6])) for i in range(0, DEPTH, 6)]
     head.build((None, WIDTH))
     x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
-    step = gradient_step([model], head, [*model.trainable_variables, *head.trainable_variables])
+    step = gradient_step(parts, head, [*model.trainable_variables, *head.trainable_variables])
     errors = {}
     for name, run_step in (("eager", step), ("graph", tf.function(step))):
         try:
@@ -368,18 +372,24 @@ def with_scope(mode, batch):
     return errors
 
 
-for mode in ("full", "activations"):
-    result = lab.measure(with_scope, mode, BATCH, label=f"RematScope({mode!r})")
-    for p in result.phases:
-        without = medians[p.name]["MiB"][0]
-        found = f"{p.rise_mib:.0f} MiB against {without:.0f} without"
-        if p.name in result.value:
-            found = f"ValueError: {result.value[p.name]}"
-        print(f"RematScope({mode!r:13}) {p.name}: {found}")
+ways = {
+    way: lab.measure(keras_way, way, BATCH, label=f"Keras, {way}")
+    for way in ("segments", "full", "activations")
+}
+rises = {
+    way: {p.name: p.rise_mib for p in arm.phases if p.name not in arm.value}
+    for way, arm in ways.items()
+}
+mib = pd.DataFrame({"neither": {"eager": eager[0], "graph": graph[0]}, **rises}).T.round(0)
+display(mib.astype(object).fillna("unavailable"))
+for way, arm in ways.items():
+    for step, error in arm.value.items():
+        print(f"{way} in a {step}: ValueError: {error}")
 
 # %% [markdown]
-# `"full"` wraps every layer *and* the model around them: both useless ways at once. Where the line above says
-# `ValueError`, it cannot be traced into a graph at all, which means no `fit`. `"activations"` wraps each relu: to
+# "segments" is `keras.remat` around six layers at a time. `RematScope("full")` wraps every layer *and* the model around
+# them: both useless ways at once. Where a line says `ValueError`, it cannot be traced into a graph at all, which means
+# no `fit`. `RematScope("activations")` wraps each relu: to
 # compute relu again, its *input* must be kept, and the next layer needs its output anyway, so two are kept for one.
 #
 # ### When each layer alone is worth it
@@ -465,6 +475,16 @@ lab.verdict(
     products=products,
     ordinary_products=3 * layers - 1,
     products_in_segments=with_segments,
+)
+
+# %%
+lab.verdict(
+    "C56",
+    "partly",
+    plain=eager[0],
+    segments=rises["segments"]["eager"],
+    scope=rises["full"]["eager"],
+    scope_traced="graph" not in ways["full"].value,
 )
 
 # %% [markdown]
@@ -566,82 +586,3 @@ def seeded_dropout(x, seed):
 # says: not half
 def seeded_dropout(x, seed):
     return tf.nn.experimental.stateless_dropout(x, rate=0.2, seed=seed)
-
-
-# %% [markdown]
-# **3.** Uneven segments. While segment `i` is recomputed, the checkpoints behind it are gone already. So early segments
-# may be longer than late ones. Return the lengths of your segments, first to last, so that 36 layers need less than
-# with 6 equal segments. First the arithmetic, then your lengths are run.
-
-
-# %%
-def predicted_uneven(lengths):
-    """MiB: at segment i (from 1) i checkpoints, its outputs, 3 in passing, and the last output."""
-    many = len(lengths)
-    return max(i + length + 3 + (i < many) for i, length in enumerate(lengths, start=1)) * one
-
-
-def run_lengths(lengths, batch):
-    layers, head, weights = built_layers("relu")
-    x, y = tf.random.normal((batch, WIDTH)), tf.random.normal((batch, CLASSES))
-    step = gradient_step(in_segments(layers, lengths), head, weights)
-    with lab.phase("step"):
-        step(x, y)
-
-
-# %%
-def uneven_lengths():
-    # BEGIN SOLUTION
-    return [8, 7, 6, 5, 4, 3, 2, 1]
-    # END SOLUTION
-
-
-# %%
-def uneven_peak(lengths):
-    return lab.measure(run_lengths, lengths, BATCH, label="uneven").phase("step").rise_mib
-
-
-check.uneven_lengths(uneven_lengths, DEPTH, predicted_uneven, uneven_peak, eager[6])
-
-
-# %% tags=["right"]
-def uneven_lengths():
-    return (8, 7, 6, 5, 4, 3, 3)
-
-
-# %% tags=["right"]
-def uneven_lengths():
-    left, longest = DEPTH, 8
-    while left:
-        yield min(left, longest)
-        left, longest = left - min(left, longest), longest - 1
-
-
-# %% tags=["wrong"]
-# says: segment 8 of 8 layers
-def uneven_lengths():
-    return [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-# %% tags=["wrong"]
-# says: segment 6 of 6 layers
-def uneven_lengths():
-    return [6, 6, 6, 6, 6, 6]
-
-
-# %% tags=["wrong"]
-# says: segment 1 of 11 layers
-def uneven_lengths():
-    return [11, 9, 7, 5, 3, 1]
-
-
-# %% tags=["wrong"]
-# says: layers together
-def uneven_lengths():
-    return [8, 7, 6, 5, 4]
-
-
-# %% tags=["wrong"]
-# says: lengths of segments, .* not 8
-def uneven_lengths():
-    return 8
