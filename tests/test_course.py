@@ -1,9 +1,14 @@
 """A wrong SCALE is named, and what the labs may use is there."""
 
+import numpy as np
 import pytest
 
-import labsupport
+import labsupport as lab
 from labsupport import choose
+from labsupport.lesson.formula import NoFormula, formula
+
+FACTOR = np.float64(1.5)
+LENGTHS = {"short": np.array([3, 4])}
 
 
 def test_scale():
@@ -13,6 +18,39 @@ def test_scale():
 
 
 def test_every_name_the_labs_may_use_is_there_and_a_wrong_one_lists_them():
-    assert all(getattr(labsupport, name) is not None for name in labsupport.__all__)
+    assert all(getattr(lab, name) is not None for name in lab.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'mesure'; it offers .*compare.*run"):
-        _ = labsupport.mesure
+        _ = lab.mesure
+
+
+def longer(count):
+    return FACTOR * count + sum(length for length in LENGTHS["short"])
+
+
+def told(count=2, kind="a"):
+    print(f"{kind}: {longer(count):,.2f}, {lab.tensor_mib((count, 1024, 3)):.4f} MiB")
+
+
+def with_an_array(count=2):
+    print(np.ones(count).sum())
+
+
+def with_more_of_the_course(count=2):
+    print(lab.predict_step(None, count))
+
+
+def test_a_formula_says_the_same_without_all_that_it_used(capsys):
+    told(7, "b")
+    here = capsys.readouterr().out
+    source, values = formula(told)
+    assert values == {"FACTOR": 1.5, "LENGTHS": {"short": [3, 4]}} and "import" not in source
+    names = {}
+    exec(source, names)
+    names["told"](7, "b")
+    assert capsys.readouterr().out == here
+
+
+@pytest.mark.parametrize("function", [with_an_array, with_more_of_the_course])
+def test_what_no_page_could_work_out_is_no_formula(function):
+    with pytest.raises(NoFormula):
+        formula(function)

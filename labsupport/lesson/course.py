@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 from labsupport.ground.arm import get_ready
 from labsupport.ground.budget import machine_memory, mib
 from labsupport.ground.quiet import without_stderr
+from labsupport.lesson.formula import FORMULA_MIME, NoFormula, formula
 from labsupport.showing.cards import as_html, show_widget
 from labsupport.showing.palette import FIGURES
 from labsupport.showing.plain import plain
@@ -82,7 +83,18 @@ def explore(function, **controls):
     for part, _ in made.values():
         part.observe(show, "value")
     rows = [row for _, row in made.values()]
-    show_widget(ipywidgets.VBox([*rows, answer]), show() + "(run this cell to move the sliders)")
+    text = show() + "(run this cell to move the sliders)"
+    show_widget(ipywidgets.VBox([*rows, answer]), text, _for_pages(function, starts, controls))
+
+
+def _for_pages(function, starts, controls):
+    """Data of a display from which a page without a kernel makes the same controls; none where it could not answer."""
+    try:
+        source, values = formula(function)
+    except NoFormula:
+        return {}
+    ranges = {name: [starts[name].default, allowed] for name, allowed in controls.items()}
+    return {FORMULA_MIME: {"source": source, "values": values, "function": function.__name__, "controls": ranges}}
 
 
 def choose(scale, quick, full):

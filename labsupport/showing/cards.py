@@ -66,8 +66,8 @@ def show_error(error):
     display({"text/plain": plain(str(error)), "text/html": _ERROR.render(error=error, folds=folds)}, raw=True)
 
 
-def show_widget(widget, text):
-    """Display a widget; a page without it shows the text in its place. Returns the handle of the display."""
+def show_widget(widget, text, more=None):
+    """Display a widget; a page without it shows the text in its place. more: data by MIME type. Returns the display's handle."""
     from IPython.display import display
 
-    return display({**widget._repr_mimebundle_(), "text/plain": plain(text)}, raw=True, display_id=True)
+    return display({**widget._repr_mimebundle_(), **(more or {}), "text/plain": plain(text)}, raw=True, display_id=True)

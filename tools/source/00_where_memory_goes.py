@@ -305,14 +305,19 @@ lab.note(
 # %%
 one_sample = lab.tensor_mib((INPUTS + DEPTH * WIDTH + CLASSES,))
 by_weights = (1 + 2 + 1) * weights  # weights, Adam's slots, gradients
+widths = [INPUTS] + [WIDTH] * DEPTH + [CLASSES]
+sizes = [lab.tensor_mib((ins + 1, outs)) for ins, outs in zip(widths, widths[1:])]  # with biases
 
 
 def overtaking(batch=1024):
-    step = lab.predict_step(model, batch, "adam", graph=False)
-    moment = "way back" if "activations kept" in step.parts else "update"
+    data, *kept = [batch * lab.tensor_mib((width,)) for width in widths]
     print(f"batch {batch}: follows the weights {by_weights:.0f} MiB, ", end="")
     print(f"input and activations {batch * one_sample:.0f} MiB (predicted)")
-    print(f"peak {step.total_mib:.0f} MiB, in the {moment}")
+    # Gradients and three intermediates of Adam; or what is kept, a gradient on its way, those behind.
+    update = sum(sizes) + 3 * lab.tensor_mib((WIDTH, WIDTH))
+    back = max(sum(kept[:i]) + 3 * kept[i] + sum(sizes[i + 1 :]) for i in range(len(kept)))
+    moment = "update" if update >= back else "way back"
+    print(f"peak {3 * sum(sizes) + data + max(update, back):.0f} MiB, in the {moment}")
 
 
 lab.explore(overtaking, batch=(32, 8192, 32))

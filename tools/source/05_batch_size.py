@@ -367,8 +367,8 @@ pd.DataFrame(
 
 # %%
 def full_against_slices(rows=1024, batch=256, optimizer="adam"):
-    line, floor = np.poly1d(fits[optimizer]), measured[optimizer][0]
-    full, mini = max(floor, line(rows)), max(floor, line(min(batch, rows)))
+    (slope, intercept), floor = fits[optimizer], measured[optimizer][0]
+    full, mini = (max(floor, slope * n + intercept) for n in (rows, min(batch, rows)))
     print(f"full {full:.1f} MiB, slices {mini:.1f} MiB: {full / mini:.1f} × (predicted)")
 
 

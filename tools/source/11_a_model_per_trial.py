@@ -356,9 +356,12 @@ pd.read_csv("../data/recorded/model_per_trial.csv", keep_default_na=False)
 
 
 # %%
+one_trial = unbounded.phases[0].peak_mib
+
+
 def lifetime(budget_gib=8.0, weights_mib=250):
     scale = weights_mib / weights
-    room = budget_gib * 1024 - unbounded.phases[0].peak_mib * scale
+    room = budget_gib * 1024 - one_trial * scale
     fits = int(room // (kept_per_trial * scale)) + 1 if room >= 0 else 0
     reset = "any number" if fits else 0
     print(f"{fits} trials with a model each, {reset} with one that is reset (predicted)")

@@ -228,11 +228,16 @@ pd.DataFrame({"predicted MiB": outputs, "measured MiB": measured}).round(2)
 
 
 # %%
+one_image = lab.predict_step(cnn(), 1, graph=False).layers
+front = one_image[one_image["kind"] != "Dense"]
+front_weights, front_outputs = front["weights MiB"].sum(), front["output MiB"].sum()
+flat = cnn().layers[-3].output.shape[-1]
+
+
 def share(batch=BATCH, dense=128):
-    step = lab.predict_step(cnn(dense=dense), batch, graph=False)
-    state = 4 * lab.tensor_mib((cnn(dense=dense).count_params(),))
-    kept = step.layers["output MiB"].sum()
-    print(f"weights × 4: {state:6.1f} MiB   outputs: {kept:6.1f} MiB (predicted)")
+    weights = front_weights + lab.tensor_mib((flat + 1, dense)) + lab.tensor_mib((dense + 1, 10))
+    kept = batch * (front_outputs + lab.tensor_mib((dense + 10,)))
+    print(f"weights × 4: {4 * weights:6.1f} MiB   outputs: {kept:6.1f} MiB (predicted)")
 
 
 lab.explore(share, batch=(1, 256, 5), dense=(16, 2048, 16))

@@ -369,18 +369,19 @@ lab.note(
 # **When it flips.** A sparse format keeps an index beside every value that is left: `tf.sparse` two int64, CSR one int32.
 # A bitmap keeps one bit for *every* weight. Move the slider: which share of zeros does each need before it saves half?
 
+
 # %%
-FORMATS = {  # bytes a weight, by the share of weights that are left
-    "dense": lambda left: 4.0,
-    "tf.sparse (two int64)": lambda left: left * (4 + 16),
-    "CSR (one int32)": lambda left: left * (4 + 4),
-    "bitmap": lambda left: left * 4 + 1 / 8,
+FORMATS = {  # bytes for each weight that is left, and for every weight
+    "dense": (0, 4),
+    "tf.sparse (two int64)": (4 + 16, 0),
+    "CSR (one int32)": (4 + 4, 0),
+    "bitmap": (4, 1 / 8),
 }
 
 
 def formats(zero_share=0.8):
-    for name, size in FORMATS.items():
-        of_dense = size(1 - zero_share) / 4
+    for name, (each_left, every) in FORMATS.items():
+        of_dense = ((1 - zero_share) * each_left + every) / 4
         saves = "saves" if of_dense < 0.995 else "saves nothing"
         part = f"{kernels * of_dense:6.2f} MiB  {of_dense:5.0%} of dense"
         print(f"{name:22} {part}  {saves} (predicted)")
@@ -397,7 +398,7 @@ def as_tf_sparse(weights):
 
 
 sparse = lab.measure(as_tf_sparse, zeroed, label="tf.sparse", env=LEGACY)
-by_shape = kernels / 4 * FORMATS["tf.sparse (two int64)"](1 - share)
+by_shape = kernels / 4 * FORMATS["tf.sparse (two int64)"][0] * (1 - share)
 lab.note(
     f"The kernels in `tf.sparse` took {sparse.phase('sparse').held_mib:.1f} MiB, by their shapes "
     f"{by_shape:.1f}, and dense {kernels:.1f}. The allocator hands out a free piece of memory (a "

@@ -305,7 +305,7 @@ lines = {way: np.polyfit(LENGTHS, row, 1) for way, row in peaks.iterrows()}
 
 def flip(chain_length=2, layers=4, batch=1024):
     scale = layers / 4 * batch / (BATCH // 2)
-    without, compiled, _ = (scale * np.polyval(lines[way], chain_length) for way in WAYS)
+    without, compiled, _ = (scale * (lines[way][0] * chain_length + lines[way][1]) for way in WAYS)
     print(f"no XLA {without:8.1f} MiB   XLA {compiled:8.1f} MiB", end="   ")
     print(f"{'XLA' if compiled < without else 'no XLA'} is smaller (predicted from the lines)")
 
