@@ -1,8 +1,10 @@
 """The course as a site, built as `make book` does and walked in a browser: links, errors, hosts, axe-core, narrow windows."""
 
+import contextlib
 import csv
 import functools
 import http.server
+import io
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
 
+import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser import SWITCHES, chromium
@@ -18,8 +21,10 @@ from playwright.sync_api import sync_playwright
 from labsupport.learner.guide import search
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import claims
+from labsupport.lesson.formula import FORMULA_MIME
 
 ROOT = Path(__file__).parents[1]
+LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
 # Not ours: the table of Keras' model.summary() comes in colours of its own.
 AXE_LEAVES = {"exclude": ["pre[style*='Menlo']"]}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
@@ -152,4 +157,53 @@ def test_verdicts_are_filtered_by_what_is_typed(browser):
     assert rows.count() == len(claims())
     page.fill(".dt-search input", "recomputation")
     assert 1 <= rows.count() < len(claims()) / 3
+    page.close()
+
+
+def formulas(lab):
+    """Formulas of a lab's committed notebook."""
+    outputs = [output for cell in nbformat.read(lab, as_version=4).cells for output in cell.get("outputs", [])]
+    return [output["data"][FORMULA_MIME] for output in outputs if FORMULA_MIME in output.get("data", {})]
+
+
+def printed(formula, values):
+    """What a formula says, by this Python."""
+    names, said = {}, io.StringIO()
+    exec(formula["source"], names)
+    with contextlib.redirect_stdout(said):
+        names[formula["function"]](**values)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("lab", [path for path in LABS if formulas(path)], ids=lambda path: path.stem)
+def test_sliders_say_in_the_page_what_python_says(browser, lab):
+    """At the recorded values, then at each control's ends, set by its number box or menu."""
+    started, address = browser
+    page = started.new_page()
+    page.goto(f"{address}/labs/{lab.stem}.html")
+    (formula,) = formulas(lab)
+    values = {name: start for name, (start, _) in formula["controls"].items()}
+    answer = page.locator(".formula [role=status]")
+    assert answer.inner_text().strip() == printed(formula, values).strip()
+    for name, (start, allowed) in formula["controls"].items():
+        control = page.get_by_label(name.replace("_", " "), exact=True)
+        for value in allowed[:2]:
+            values[name] = value
+            control.select_option(value) if isinstance(start, str) else control.fill(str(value))
+            expected = printed(formula, values).strip()
+            page.wait_for_function(
+                "text => document.querySelector('.formula [role=status]').textContent.trim() === text", arg=expected
+            )
+    page.close()
+
+
+def test_keys_alone_move_a_slider(browser):
+    started, address = browser
+    page = started.new_page()
+    page.goto(f"{address}/labs/01_image_stacking.html")
+    slider, box = page.get_by_label("images, slider"), page.get_by_label("images", exact=True)
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.formula .when').textContent.includes('in this page')")
+    assert (slider.input_value(), box.input_value()) == ("408", "408")
     page.close()

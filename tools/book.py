@@ -16,16 +16,19 @@ import shutil
 import sys
 from pathlib import Path
 
+import brython
 import nbformat
 from itables import options, to_html_datatable
 from itables.javascript import generate_init_offline_itables_html
 from report import verdicts
+from sliders import sliders
 from sphinx.cmd.build import build_main
 
 import labsupport
 from labsupport.learner import guide
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.claims import SIGNS, claims
+from labsupport.lesson.formula import FORMULA_MIME
 
 ROOT = Path(__file__).parents[1]
 HERE, PAGES, SITE = ROOT / "tools" / "book", ROOT / "build" / "book-pages", ROOT / "build" / "book"
@@ -37,17 +40,7 @@ TEXTS = {
     "data/README.md": "data",
     "data/verdicts.md": "verdicts",
     "data/zoo.md": "zoo",
-}
-# Sections of the README, by the page that they make; the others are the start page.
-SECTIONS = {
-    "A doctor for your own script": "doctor",
-    "In your own repository's tests": "checks",
-    "In a classroom": "classroom",
-    "In CI": "ci",
-    "Begin": "begin",
-    "Your progress": "progress",
-    "Will it fit?": "fits",
-}
+} | {f"tools/book/pages/{path.name}": path.stem for path in (HERE / "pages").glob("*.md")}
 SEARCH = """\
 ## Which lab for which trouble
 
@@ -70,6 +63,9 @@ def lab_page(path):
     for cell in answers:
         book.cells.append(nbformat.v4.new_code_cell(cell.source, metadata={"tags": ["hide-input"]}))
     for cell in book.cells:
+        for output in cell.get("outputs", []):
+            if FORMULA_MIME in output.get("data", {}):
+                output["data"] = {"text/html": sliders(output["data"], cell.id)}
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("](start_here.ipynb)", "](../index.md)")
     return book
@@ -82,10 +78,11 @@ def linked(text, folder):
         words, target = match.groups()
         if "://" in target or target.startswith("#"):
             return match[0]
+        target, hash, part = target.partition("#")
         path = (ROOT / folder / target).resolve()
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
         if name in TEXTS:
-            return f"[{words}]({TEXTS[name]}.md)"
+            return f"[{words}]({TEXTS[name]}.md{hash}{part})"
         if name == "labs/start_here.ipynb":
             return f"[{words}](index.md)"
         if re.fullmatch(r"labs/\d\d_\w+\.ipynb|labs/images/\w+\.png|data/recorded/\w+\.svg", name):
@@ -95,10 +92,11 @@ def linked(text, folder):
     return re.sub(r"(?<!`)\[([^\]]*)\]\(([^)\s]+)\)", there, text)
 
 
-def readme_parts():
-    """{heading: text} of the README; "" for what stands before the first."""
-    first, *parts = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    return {"": first} | {part.partition("\n")[0]: f"# {part}" for part in parts}
+def start_page():
+    """The README with the search in it, and without its last section, which names files."""
+    first, *parts = re.split(r"^(?=## )", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    search = SEARCH.replace("{data}", json.dumps(guide.as_data(), ensure_ascii=False, separators=(",", ":")))
+    return "\n".join([linked(first, "."), search, *(linked(part, ".") for part in parts[:-1]), contents()])
 
 
 def ledger():
@@ -145,30 +143,25 @@ def write_pages():
     (PAGES / "labs").mkdir(parents=True)
     (PAGES / "_static").mkdir()
     shutil.copy(HERE / "conf.py", PAGES)
-    for name in ("book.css", "symptoms.js", "chip.svg"):
+    for name in ("book.css", "symptoms.js", "formulas.js", "chip.svg"):
         shutil.copy(HERE / name, PAGES / "_static")
+    shutil.copy(Path(brython.__file__).parent / "data" / "brython.js", PAGES / "_static")
     for pictures in ("labs/images", "data/recorded"):
         shutil.copytree(ROOT / pictures, PAGES / pictures)
     for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):
         nbformat.write(lab_page(path), PAGES / "labs" / path.name)
-    parts = readme_parts()
-    for heading, name in SECTIONS.items():
-        (PAGES / f"{name}.md").write_text(linked(parts.pop(heading), "."))
     for name, page in TEXTS.items():
         (PAGES / f"{page}.md").write_text(linked((ROOT / name).read_text(), Path(name).parent))
     (PAGES / "verdicts.md").write_text(ledger())
     (PAGES / "reference.md").write_text(reference())
-    search = SEARCH.replace("{data}", json.dumps(guide.as_data(), ensure_ascii=False, separators=(",", ":")))
-    first, _ = parts.pop(""), parts.pop("More")
-    told = [first, search, *(f"#{part}" for part in parts.values()), contents()]
-    (PAGES / "index.md").write_text("\n\n".join(part if part == search else linked(part, ".") for part in told))
+    (PAGES / "index.md").write_text(start_page())
 
 
 def contents():
     """What stands beside each page: the labs in reading order, then the rest."""
     listed = "\n".join(f"labs/{lab.name}" for lab in labs().values())
     rest = {
-        "Labs": listed,
+        "Labs": f"labs\n{listed}",
         "Verdicts": "verdicts",
         "Tools": "begin\ndoctor\nfits\nzoo\nchecks\nreference\nprogress",
         "For teachers and makers": "teaching\nclassroom\ncontributing\nci\ndata",

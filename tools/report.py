@@ -1,6 +1,6 @@
 """The claims report: `python tools/report.py` runs all labs and writes build/report.html.
 
-`--readme` writes the README's parts, data/verdicts.md and data/zoo.md from the committed notebooks and the zoo's table,
+`--readme` writes parts of the README and of the site's pages, data/verdicts.md and data/zoo.md from the committed notebooks and the zoo's table,
 `--check` fails if they have drifted. Page, parts and table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
 """
 
@@ -20,7 +20,8 @@ from labsupport.showing import apart
 from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
-README, TABLE, ZOO = ROOT / "README.md", ROOT / "data" / "verdicts.md", ROOT / "data" / "zoo.md"
+README, PAGES = ROOT / "README.md", ROOT / "tools" / "book" / "pages"
+TABLE, ZOO = ROOT / "data" / "verdicts.md", ROOT / "data" / "zoo.md"
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -116,11 +117,11 @@ def table(ledger):
 
 
 def list_of_labs():
-    """The README's list of labs in Markdown."""
+    """The list of labs in Markdown, for the page on labs."""
     rows = ["| | lab | to work through |", "|---|---|---|"]
     for lab in labs().values():
         rows.append(
-            f"| {lab.number} | [{lab.title}](labs/{lab.name}.ipynb) | {lab.minutes}{' minutes' * lab.minutes.isdigit()} |"
+            f"| {lab.number} | [{lab.title}](../../../labs/{lab.name}.ipynb) | {lab.minutes}{' minutes' * lab.minutes.isdigit()} |"
         )
     return "\n".join(rows)
 
@@ -168,11 +169,14 @@ def _with(text, name, part):
 
 def update_readme(ledger, only_check):
     """Write what is made from notebooks and zoo, and the README's picture; or, to check, exit with a message where it has drifted."""
-    parts, zoo = {"verdicts": surprises(ledger), "labs": list_of_labs()}, zoo_table.read()
-    parts["zoo"], text = zoo_table.summary(zoo), README.read_text()
-    for name, part in parts.items():
-        text = _with(text, name, part)
-    new = {README: text, TABLE: table(ledger), ZOO: zoo_table.page(zoo)}
+    zoo = zoo_table.read()
+    parts = {
+        README: ("verdicts", surprises(ledger)),
+        PAGES / "labs.md": ("labs", list_of_labs()),
+        PAGES / "fits.md": ("zoo", zoo_table.summary(zoo)),
+    }
+    new = {path: _with(path.read_text(), *part) for path, part in parts.items()}
+    new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo)}
     drifted = [path.name for path, text in new.items() if not path.exists() or path.read_text() != text]
     if only_check:
         if drifted:
@@ -191,7 +195,7 @@ def main():
     parser.add_argument(
         "--readme",
         action="store_true",
-        help="write the README's parts and data/verdicts.md from the committed notebooks",
+        help="write what the README, the site's pages and data/ tell of the committed notebooks",
     )
     parser.add_argument("--check", action="store_true", help="fail if they have drifted; write nothing")
     parser.add_argument("--scale", default="quick", choices=("quick", "full"))

@@ -15,7 +15,7 @@ html_context = {"default_mode": "auto"}
 html_favicon = "_static/chip.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
-html_js_files = [("symptoms.js", {"defer": "defer"})]
+html_js_files = [("symptoms.js", {"defer": "defer"}), ("formulas.js", {"defer": "defer"})]
 html_theme_options = {
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
