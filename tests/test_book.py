@@ -193,10 +193,10 @@ def test_sliders_say_in_the_page_what_python_says(browser, lab):
     page = started.new_page()
     page.goto(f"{address}/labs/{lab.stem}.html")
     (formula,) = formulas(lab)
-    values = {name: start for name, (start, _) in formula["controls"].items()}
+    values = {name: start for name, start, _ in formula["controls"]}
     answer = page.locator(".formula [role=status]")
     assert answer.inner_text().strip() == printed(formula, values).strip()
-    for name, (start, allowed) in formula["controls"].items():
+    for name, start, allowed in formula["controls"]:
         control = page.get_by_label(name.replace("_", " "), exact=True)
         for value in allowed[:2]:
             values[name] = value

@@ -87,7 +87,7 @@ def linked(text, folder):
             return f"[{words}](index.md)"
         if re.fullmatch(r"labs/\d\d_\w+\.ipynb|labs/images/\w+\.png|data/recorded/\w+\.svg", name):
             return f"[{words}]({name})"
-        return f"{words} (`{name}`)"
+        return f"`{name}`" if name.endswith(words) else f"{words} (`{name}`)"
 
     return re.sub(r"(?<!`)\[([^\]]*)\]\(([^)\s]+)\)", there, text)
 
@@ -108,9 +108,9 @@ def ledger():
         for entry in verdicts(path):
             link = f'<a href="labs/{path.stem}.html">{path.stem[:2]}</a>'
             verdict = f"{SIGNS[entry['verdict']]} {entry['verdict']}"
-            words = [claims()[entry["id"]]["claim"], verdict, entry["because"]]
+            words = [verdict, claims()[entry["id"]]["claim"], entry["because"]]
             rows.append([entry["id"], *map(html.escape, words), link])
-    table = pd.DataFrame(sorted(rows), columns=["", "claim", "verdict", "why", "lab"])
+    table = pd.DataFrame(sorted(rows), columns=["", "verdict", "claim", "why", "lab"])
     shown = {
         "connected": False,
         "display_logo_when_loading": False,

@@ -32,7 +32,7 @@ SLIDERS = template("""\
 {% endfor %}
 <pre role="status">{{ answer }}</pre>
 <p><small>Above: <span class="when">recorded when this lab was run</span>.\
-{% if measured %} Of that run the formula keeps {{ measured }}.{% endif %} Its Python stands in the cell above.</small></p>
+{% if measured %} From the recorded run it has {{ measured }}.{% endif %} Its Python stands in the cell above.</small></p>
 <script type="application/json">{{ data }}</script>
 </div>""")
 
@@ -40,8 +40,8 @@ SLIDERS = template("""\
 def sliders(data, id):
     """The controls of a saved display of explore() as HTML; data: by MIME type; id: begins the ids of its elements."""
     formula, controls = data[FORMULA_MIME], []
-    kinds = {name: type(start).__name__ for name, (start, _) in formula["controls"].items()}
-    for name, (start, allowed) in formula["controls"].items():
+    kinds = {name: type(start).__name__ for name, start, _ in formula["controls"]}
+    for name, start, allowed in formula["controls"]:
         control = {"name": name, "words": name.replace("_", " "), "start": start, "choices": None}
         if kinds[name] == "str":
             control["choices"] = allowed

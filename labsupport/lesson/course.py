@@ -93,7 +93,7 @@ def _for_pages(function, starts, controls):
         source, values = formula(function)
     except NoFormula:
         return {}
-    ranges = {name: [starts[name].default, allowed] for name, allowed in controls.items()}
+    ranges = [[name, starts[name].default, allowed] for name, allowed in controls.items()]
     return {FORMULA_MIME: {"source": source, "values": values, "function": function.__name__, "controls": ranges}}
 
 

@@ -18,6 +18,7 @@ html_css_files = ["book.css"]
 html_js_files = [("symptoms.js", {"defer": "defer"}), ("formulas.js", {"defer": "defer"})]
 html_theme_options = {
     "home_page_in_toc": True,
+    "navbar_persistent": [],  # the search stands in the sidebar
     "show_navbar_depth": 1,
     "use_fullscreen_button": False,
     "use_download_button": False,
