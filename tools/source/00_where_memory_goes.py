@@ -313,7 +313,7 @@ def overtaking(batch=1024):
     data, *kept = [batch * lab.tensor_mib((width,)) for width in widths]
     print(f"batch {batch}: follows the weights {by_weights:.0f} MiB, ", end="")
     print(f"input and activations {batch * one_sample:.0f} MiB (predicted)")
-    # Gradients and three intermediates of Adam; or what is kept, a gradient on its way, those behind.
+    # Gradients and three intermediates; or what is kept, a gradient on its way, those behind.
     update = sum(sizes) + 3 * lab.tensor_mib((WIDTH, WIDTH))
     back = max(sum(kept[:i]) + 3 * kept[i] + sum(sizes[i + 1 :]) for i in range(len(kept)))
     moment = "update" if update >= back else "way back"
