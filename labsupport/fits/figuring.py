@@ -6,6 +6,7 @@ Only what follows from constants and shapes; what the data decide stays unknown.
 import numpy as np
 
 from labsupport.fits.graph import Tensor
+from labsupport.fits.kernels import ELEMENTWISE
 
 FEW = 64  # elements of a constant that is kept as numbers
 _BINARY = {
@@ -16,23 +17,26 @@ _BINARY = {
 }  # fmt: off
 _UNARY = {"Identity": np.asarray, "LogicalNot": np.logical_not, "Neg": np.negative, "StopGradient": np.asarray}
 _ALIKE = {"ZerosLike": np.zeros_like, "OnesLike": np.ones_like}
+_PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 # The data decide how many rows of them there are: at most as many as they are given.
 _AT_MOST = {"Unique": 0, "UniqueV2": 0, "Where": 0}
 
 
-def shapes(op, given, known, outputs):
+def shapes(op, given, known, outputs, attributes):
     """The outputs with shapes that follow from what an operation is given; given: Tensors, known: arrays or None."""
     if all(tensor.shape is not None for tensor in outputs):
         return outputs
     found = [
-        _shape(op, place, given, known) if tensor.shape is None else tensor.shape
+        _shape(op, place, given, known, attributes) if tensor.shape is None else tensor.shape
         for place, tensor in enumerate(outputs)
     ]
     return [Tensor(shape, tensor.dtype) for shape, tensor in zip(found, outputs)]
 
 
-def _shape(op, place, given, known):
+def _shape(op, place, given, known, attributes):
     shapes_in = [tensor.shape for tensor in given]
+    if op == "AddN":  # all alike, so one that is known is enough
+        return next((shape for shape in shapes_in if shape is not None), None)
     if op in _AT_MOST:
         if shapes_in[0] is None:
             return None
@@ -53,14 +57,29 @@ def _shape(op, place, given, known):
             rest = int(np.prod([n for n in wanted if n != -1])) or 1
             wanted[wanted.index(-1)] = given[0].elements // rest
         return tuple(wanted)
-    if op in _BINARY or op in _UNARY or op in _ALIKE or len(shapes_in) == 1:
+    if op in _PRODUCTS and min(map(len, shapes_in)) > 1:
+        return _product(*shapes_in, attributes)
+    if op == "BiasAddGrad":
+        return shapes_in[0][-1:]
+    if op == "ConcatV2" and known[-1] is not None:
+        axis, parts = int(known[-1]), shapes_in[:-1]
+        whole = list(parts[0])
+        whole[axis] = sum(part[axis] for part in parts)
+        return tuple(whole)
+    if op in _BINARY or op in ELEMENTWISE or len(shapes_in) == 1 and _keeps(op):
         try:
-            return (
-                tuple(np.broadcast_shapes(*shapes_in)) if op in _BINARY or len(shapes_in) == 1 and _keeps(op) else None
-            )
+            return tuple(np.broadcast_shapes(*shapes_in))
         except ValueError:
             return None
     return None
+
+
+def _product(one, two, attributes):
+    """The shape of a product of matrices, or of stacks of them."""
+    turned = lambda shape, *keys: shape[::-1] if any(attributes.get(key) for key in keys) else shape
+    rows, _ = turned(one[-2:], "transpose_a", "adj_x")
+    _, columns = turned(two[-2:], "transpose_b", "adj_y")
+    return (*np.broadcast_shapes(one[:-2], two[:-2]), rows, columns)
 
 
 def _keeps(op):

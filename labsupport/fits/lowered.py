@@ -102,7 +102,7 @@ class _Lowering:
             outputs = [Tensor(constant.shape, outputs[0].dtype)]
         known = [graph.known.get(value) for value in given]
         tensors = [graph.tensor(value) for value in given]
-        outputs = figuring.shapes(op, tensors, known, outputs)
+        outputs = figuring.shapes(op, tensors, known, outputs, attributes)
         if op == "MaxPool" and outputs[0].dtype == "float32":
             self._pools[len(graph.values)] = len(graph.nodes)
         elif op == "MaxPoolGrad" and given[1] in self._pools:
