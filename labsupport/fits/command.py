@@ -125,6 +125,7 @@ def _tell(prediction, name, console):
     console.print(
         f"{name}, {step}, batch {prediction.wanted.batch}: {mib(prediction.level)} predicted at the worst moment"
     )
+    console.print(f"({prediction.spread})")
     for kind, size in prediction.by("kind").items():
         console.print(f"  {size:>10,.1f} MiB  {kind}")
     console.print("Largest parts:")

@@ -16,8 +16,8 @@ from labsupport.peak.recording import Seen
 from labsupport.peak.trace import Block
 
 # Two steps, since the second finds the memory as the first left it; the highest of several walks, since a run's order varies
-# (two steps of one run differed by up to 7 %, data/recorded/zoo.csv).
-WALKS, STEPS = 4, 2
+# (data/recorded/zoo_runs.csv). Fewer walks of a large graph, so that it takes seconds: one of 10,000 operations takes about half a second.
+MOST_WALKS, LEAST_WALKS, OPERATIONS, STEPS = 12, 4, 60_000, 2
 UNKNOWN = (
     "scratch memory of a GPU's kernels (cuDNN, cuBLAS) and of other processors' convolutions; rules are measured on a CPU with oneDNN",
     "XLA (jit_compile=True, which Keras turns on by itself on a GPU), which fuses and orders anew",
@@ -31,12 +31,14 @@ UNKNOWN = (
 class Prediction:
     """wanted: what was predicted; rows: labsupport.peak.parts.Row of the worst moment, largest first.
 
-    level: bytes at the worst moment; line: {batch: bytes}; unknown: sentences, what the figure does not know.
+    level: bytes at the worst moment, in the order of operations that takes most of those walked; lowest: in the one that takes
+    least. line: {batch: bytes}; unknown: sentences, what the figure does not know.
     """
 
     wanted: Wanted
     rows: list
     level: int
+    lowest: int
     line: dict
     unknown: list = field(default_factory=list)
     source: object = None
@@ -44,6 +46,11 @@ class Prediction:
     @property
     def total_mib(self):
         return self.level / MIB
+
+    @property
+    def spread(self):
+        """Words on what the order of operations decides."""
+        return f"{mib(self.lowest)} to {mib(self.level)}, as the order of operations falls out"
 
     @cached_property
     def parts(self):
@@ -64,7 +71,9 @@ class Prediction:
         return self.source.largest(room)
 
     def __str__(self):
-        lines = [f"{self.wanted.name}, batch {self.wanted.batch}: {mib(self.level)} predicted at the worst moment"]
+        lines = [
+            f"{self.wanted.name}, batch {self.wanted.batch}: {mib(self.level)} predicted at the worst moment ({self.spread})"
+        ]
         lines += [f"  {kind}: {size:,.1f} MiB" for kind, size in self.by("kind").items() if size * MIB >= LEAST]
         lines += ["  by batch: " + ", ".join(f"{batch}: {mib(level)}" for batch, level in self.line.items())]
         lines += ["  not in the figure: " + "; ".join(self.unknown)]
@@ -76,14 +85,13 @@ class Source:
 
     def __init__(self, wanted, progress=None):
         self._wanted, self._progress = wanted, progress or (lambda text: None)
-        self._traces, self._levels = {}, {}
+        self._traces, self._levels, self._lowest = {}, {}, {}
 
     def walk(self, batch):
         """(the highest Walk of a batch, its Traced)."""
         graph, trace = self._graph(batch)
         self._progress(f"walking a batch of {batch}")
-        walks = (Walk(graph, seed=seed, steps=STEPS) for seed in range(WALKS))
-        best = max(walks, key=lambda walk: walk.peak)
+        best, self._lowest[batch] = walked(graph)
         self._levels[batch] = best.peak
         return best, trace
 
@@ -91,6 +99,10 @@ class Source:
         if batch not in self._levels:
             self.walk(batch)
         return self._levels[batch]
+
+    def lowest(self, batch):
+        self.level(batch)
+        return self._lowest[batch]
 
     def largest(self, room):
         """The largest batch whose level is within `room` bytes, 0 if none is."""
@@ -124,6 +136,16 @@ class Source:
         if between is None:  # the two do not have the same operations
             return self._trace(batch).graph, self._trace(batch)
         return between, one
+
+
+def walked(graph):
+    """(the highest Walk of a Graph, bytes of the lowest)."""
+    best, lowest = None, float("inf")
+    for seed in range(max(LEAST_WALKS, min(MOST_WALKS, OPERATIONS // len(graph.nodes)))):
+        walk = Walk(graph, seed=seed, steps=STEPS)
+        lowest = min(lowest, walk.peak)
+        best = walk if best is None or walk.peak > best.peak else best
+    return best, lowest
 
 
 def interpolated(one, two, first, second, batch):
@@ -183,7 +205,7 @@ def predicted(wanted, batches=(), progress=None):
         unknown.insert(0, f"{len(unsure)} operations whose shape the data decide count as nothing, {unsure[0]} first")
     if compiled := trace.graph.compiled:
         unknown.insert(0, f"{len(compiled)} calls that XLA compiles, {compiled[0]} first: walked as if it did not")
-    return Prediction(wanted, rows(walk, trace), walk.peak, line, unknown, source)
+    return Prediction(wanted, rows(walk, trace), walk.peak, source.lowest(wanted.batch), line, unknown, source)
 
 
 def _shapes(given):
