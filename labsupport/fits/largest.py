@@ -51,6 +51,14 @@ def largest_batch(wanted, budget, progress=None, timeout=300):
             found.batch = max(found.batch, batch)
         elif not result.error.cause.of_memory:
             raise RuntimeError(f"the step did not run: {result.error}")
-        ratio = measured / source.level(batch) if measured else 1 / _FIRST * ratio
+        ratio = off_by(measured, source.lowest(batch), source.level(batch)) if measured else 1 / _FIRST * ratio
         batch = source.largest(int(room * (1 - _LEFT) / ratio))
     return found
+
+
+def off_by(measured, lowest, highest):
+    """By what factor predictions are off, after one run. Within their range a run says nothing against them: the next run's
+    order may be the one that takes most."""
+    if measured > highest:
+        return measured / highest
+    return min(1.0, measured / lowest)
