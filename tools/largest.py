@@ -7,8 +7,7 @@ The true one comes from a search to the last example. A batch is run once, in an
     python tools/largest.py            writes data/recorded/largest.csv
 """
 
-import csv
-
+from table import write_rows
 from zoo import wanted
 from zoo_models import zoo
 from zoo_table import RECORDED
@@ -81,10 +80,7 @@ def main():
         )
         rows += [dict(zip(COLUMNS, (name, budget, way, best, true, runs, bad))) for way, best, runs, bad in found]
         print(*rows[-3:], sep="\n", flush=True)
-        with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(TABLE, COLUMNS, rows)
 
 
 if __name__ == "__main__":
