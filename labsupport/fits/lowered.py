@@ -152,10 +152,12 @@ class _Lowering:
             if not goes_on:
                 self._gate = around
                 return state
-            # No turn begins before the one that is so many behind it has ended.
+            # No turn begins before the one that is so many behind it has ended, with all those before that.
             behind = turn - attributes.get("parallel_iterations", 10)
             self._gate = [ends[behind]] if behind >= 0 else []
+            begin = len(self.graph.nodes)
             state = self._call(body, state, name)
+            self.graph.add(f"{name}/end", "NoOp", after=[*ends[-1:], *range(begin, len(self.graph.nodes))])
             ends.append(len(self.graph.nodes) - 1)
         raise CannotPredict(
             f"{name}: a loop of more than {LONGEST:,} turns; predict a shorter one, or measure with run()"
