@@ -1,7 +1,8 @@
-"""How good are predictions? Each model of the zoo measured in an arm, and predicted: data/recorded/zoo.csv and zoo.svg.
+"""How good are predictions? Each model of the zoo measured in an arm, and predicted: data/recorded/zoo.csv, zoo_runs.csv and zoo.svg.
 
 python tools/zoo.py                   measure what has no row yet, predict all, tell both halves
 python tools/zoo.py --only VGG16 lstm those models alone
+python tools/zoo.py --runs 6          measure until each has six runs, since those of one step differ
 python tools/zoo.py --no-measuring    predict what has been measured
 python tools/zoo.py --tell            the figures of the table as it is
 """
@@ -10,7 +11,7 @@ import argparse
 from importlib.metadata import version
 
 from zoo_models import zoo
-from zoo_table import draw, read, summary, write
+from zoo_table import draw, read, read_runs, summary, write, write_runs
 
 from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.measuring import run_step, step_peak
@@ -40,37 +41,60 @@ def measured(entry, batch, optimizer):
     return ("", result.outcome) if peak is None else (round(peak / MIB, 2), "")
 
 
-def filled(row, entry, batch, optimizer):
-    """A row with its prediction and error."""
-    try:
-        level = predicted(wanted(entry, batch, optimizer)).total_mib
-    except CannotPredict as error:
-        return {**row, "predicted_mib": "", "error_percent": "", "note": str(error)}
-    error = 100 * (level / float(row["measured_mib"]) - 1)
-    return {**row, "predicted_mib": round(level, 2), "error_percent": round(error, 2)}
+def filled(row, runs, prediction):
+    """A row with its runs, MiB each, its Prediction, and the error."""
+    level, highest = prediction.level / MIB, max(runs)
+    return {
+        **row,
+        "predicted_lowest_mib": round(prediction.lowest / MIB, 2),
+        "predicted_mib": round(level, 2),
+        "measured_lowest_mib": min(runs),
+        "measured_mib": highest,
+        "runs": len(runs),
+        "error_percent": round(100 * (level / highest - 1), 2),
+        "note": "",
+    }
+
+
+def measure(entry, batch, optimizer, runs, wanted_runs):
+    """Run a step until it has been run so often, or does not run; returns a note on why not."""
+    while len(runs) < wanted_runs:
+        peak, note = measured(entry, batch, optimizer)
+        if not peak:
+            return note
+        runs.append(peak)
+    return ""
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="MODEL")
+    parser.add_argument("--runs", type=int, default=1, metavar="N")
     parser.add_argument("--no-measuring", action="store_true")
     parser.add_argument("--tell", action="store_true")
     options = parser.parse_args()
-    rows = read()
+    rows, runs = read(), read_runs()
     versions = {"tensorflow": version("tensorflow"), "keras": version("keras")}
     for entry in [] if options.tell else zoo().values():
         if options.only and entry.name not in options.only:
             continue
         for batch, optimizer in configurations(entry):
             key = entry.name, batch, optimizer
-            if key not in rows and not options.no_measuring:
-                peak, note = measured(entry, batch, optimizer)
-                rows[key] = {"model": entry.name, "half": entry.half, "batch": batch, "optimizer": optimizer}
-                rows[key] |= {"measured_mib": peak, "note": note, **versions}
-            if key in rows and rows[key]["measured_mib"]:
-                rows[key] = filled(rows[key], entry, batch, optimizer)
-                print(*rows[key].values(), flush=True)
+            found = runs.get(key, [])
+            row = dict(zip(("model", "batch", "optimizer"), key)) | {"half": entry.half, **versions, "note": ""}
+            if not options.no_measuring:
+                row["note"] = measure(entry, batch, optimizer, found, options.runs)
+            if found:
+                runs[key] = found
+                try:
+                    row = filled(row, found, predicted(wanted(entry, batch, optimizer)))
+                except CannotPredict as error:
+                    row["note"] = str(error)
+            if found or row["note"]:
+                rows[key] = row
+                print(*row.values(), flush=True)
             write(rows)
+            write_runs(runs)
     print(summary(rows))
     draw(rows)
 
