@@ -122,6 +122,21 @@ def test_what_cannot_be_read_is_unavailable_never_zero():
     assert "Tensors: peak unavailable, at the end unavailable" in str(result)
 
 
+def test_a_budget_is_one_region_or_grows_and_the_allocator_tells_which():
+    def eight_mib():
+        import tensorflow as tf
+
+        tf.ones([8, 2**18])
+
+    tell = {"TF_CPP_VMODULE": "bfc_allocator=1"}
+    one = measure(eight_mib, budget="64 MiB", env=tell)
+    grown = measure(eight_mib, budget="64 MiB", env={**tell, "TF_FORCE_GPU_ALLOW_GROWTH": "true"})
+    assert one.reserved_mib == 64
+    # Regions begin at 2 MiB and double until one holds what is asked for.
+    assert 8 <= max(grown.regions) / MIB <= grown.reserved_mib < 32
+    assert measure(eight_mib, budget="64 MiB").reserved_mib is None, "nobody asked the allocator to tell"
+
+
 # --- out of memory
 
 

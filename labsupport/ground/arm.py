@@ -26,7 +26,7 @@ from labsupport.ground.budget import MIB, Budget, child_environment, mib
 from labsupport.ground.child import STATUS, end_children, named_code
 from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_folder
 from labsupport.ground.meter import SAMPLE_SECONDS
-from labsupport.ground.oom import dumped_in_use, explain_oom, wanted_bytes, wanted_in_log
+from labsupport.ground.oom import dumped_in_use, explain_oom, regions, wanted_bytes, wanted_in_log
 from labsupport.ground.pipe import Garbled, Receiver
 from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
 from labsupport.ground.result import ArmError, ArmResult, Family, is_own, line_of, place
@@ -349,8 +349,10 @@ class Watch:
             result.facts = record
 
     def listen(self, text):
-        """Note each dump of the allocator in the log."""
+        """Note each region and each dump of the allocator in the log."""
         *lines, self._tail = (self._tail + text).rsplit("\n", 1) if "\n" in text else (self._tail + text,)
+        if lines:
+            self.result.regions += regions(lines[0])
         if lines and (found := dumped_in_use(lines[0])):
             self.result.dumps += found
             self._ran_out_at = time.monotonic()

@@ -27,6 +27,9 @@ _REGION_UNASKED = 2048 * MIB
 # For run(..., env=NO_ONEDNN): where memory runs out inside a fused oneDNN kernel, TensorFlow 2.21 crashes (SIGSEGV)
 # in place of raising. Without oneDNN's kernels the same step raises a ResourceExhaustedError, as on a GPU.
 NO_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+# "true": regions grow as they are needed, in place of one region (core/common_runtime/gpu/gpu_bfc_allocator.cc). TensorFlow
+# reads it for GPUs, whatever set_memory_growth() said; for the CPU's allocator, which always grows, apply() does.
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 class BudgetError(ValueError):
@@ -140,13 +143,15 @@ class Budget:
         return {
             "TF_CPU_ALLOCATOR_USE_BFC": "1",
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(self.tensors // MIB),
+            _GROWTH: "false",
             "TF_CPP_MIN_LOG_LEVEL": "0",  # the allocator's dump after an OOM is logged as information
         }
 
     def apply(self, tf, logical_devices):
         """In the child, before the first tensor: impose the limits. Returns the device's name, e.g. "CPU:0"."""
         device = self.configure(tf, logical_devices)
-        self.reserve(tf, device)
+        if os.environ.get(_GROWTH) != "true":
+            self.reserve(tf, device)
         self.limit_process()
         return device
 

@@ -26,7 +26,7 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from labsupport.ground.nursery import main; main(int(sys.argv[2]))"
 )
 # Read when the first tensor is made, not while TensorFlow loads; the last one pytest sets anew for each test.
-_OF_ONE_ARM = ("TMPDIR", "TF_CPU_BFC_MEM_LIMIT_IN_MB", "PYTEST_CURRENT_TEST")
+_OF_ONE_ARM = ("TMPDIR", "TF_CPU_BFC_MEM_LIMIT_IN_MB", "TF_FORCE_GPU_ALLOW_GROWTH", "PYTEST_CURRENT_TEST")
 _MOST = 2  # kept: the notebook's own environment, and a lab's other one, such as without oneDNN; each takes 250 MiB
 _SIZE = struct.Struct("<Q")
 _PRESENT = 1 << 63  # a bit of /proc/PID/pagemap: the page is in memory (Linux: admin-guide/mm/pagemap.rst)

@@ -13,6 +13,7 @@ _DTYPE_BYTES = {
     "complex128": 16,
 }
 _WANTED = re.compile(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)")
+_EXTENDED = re.compile(r"Extending allocation by ([\d.]+[KMG]?i?B) bytes for ")
 _DUMPED = re.compile(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)")
 
 
@@ -37,6 +38,11 @@ def dumped_in_use(log):
     Only a dump tells what was in use: a graph has let go of its tensors when its error arrives in Python.
     """
     return [parse_size(size) for size in _DUMPED.findall(log)]
+
+
+def regions(log):
+    """Bytes of each region that the allocator took, where the log tells (TF_CPP_VMODULE=bfc_allocator=1)."""
+    return [parse_size(size) for size in _EXTENDED.findall(log)]
 
 
 def explain_oom(message, log, budget):

@@ -110,7 +110,8 @@ class ArmResult:
     phases: the finished `with phase(...)` blocks (record.Phase), in order of their end.
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
     wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
-    ran out, in order; errors that the function caught count, too. facts: what the doctor's probes saw, without them None.
+    ran out, in order; errors that the function caught count, too. regions: bytes of each region that the allocator took,
+    where its log tells of them (TF_CPP_VMODULE=bfc_allocator=1). facts: what the doctor's probes saw, without them None.
     family: what its children held, where that was much; offspring: what they made, of a script. status: a script's exit status as Popen gives it, None for an arm.
     outside: bytes that a script and its children might add beside its tensors.
     job: the arm.Job that was run, where it can be run again.
@@ -129,6 +130,7 @@ class ArmResult:
     open_phases: list = field(default_factory=list)
     wanted: int | None = None
     dumps: list = field(default_factory=list)
+    regions: list = field(default_factory=list)
     facts: Facts | None = None
     family: Family | None = None
     offspring: Offspring | None = None
@@ -151,6 +153,11 @@ class ArmResult:
     def peak_mib(self):
         """Most tensor memory in use at any moment, MiB (exact)."""
         return in_mib(self.figures["peak"])
+
+    @property
+    def reserved_mib(self):
+        """All regions that the allocator took from the device, MiB; None where its log does not tell of them."""
+        return in_mib(sum(self.regions)) if self.regions else None
 
     @property
     def end_mib(self):
