@@ -32,6 +32,7 @@ TABLE = {
     "xla": ("batch-bound activations", "failure", "plain", ("plain",)),  # XLA's one block for all of them
     "reading_an_oom": ("fragmentation", "failure", "fix", ()),
     "more_than_one_device": ("replicas", "failure", "fix", ("single",)),
+    "the_gpu_is_full": ("weights", "failure", "fix", ("first", "grown")),  # larger than what others left of the device
     "the_profiler": ("batch-bound activations", "failure", "fix", ()),
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
