@@ -9,7 +9,7 @@ from importlib import import_module
 _HOME = {
     "ground.budget": ("parse_size", "BudgetError", "NO_ONEDNN"),
     "ground.meter": ("phase", "reading"),
-    "ground.folders": ("ArmSetupError",),
+    "ground.folders": ("ArmSetupError", "working_folder"),
     "ground.result": ("ArmResult", "expect_oom", "expect_finished"),
     "showing.running": ("run", "measure"),
     "showing.comparison": ("compare",),

@@ -58,6 +58,12 @@ def test_only_folders_with_our_own_mark_are_swept(tmp_path, monkeypatch):
     folders.remove_folder(new)
 
 
+def test_a_working_folder_is_gone_when_its_process_has_ended(tmp_path):
+    script = "from labsupport import working_folder; print(working_folder())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).name == "tmp" and not Path(done.stdout.strip()).parent.exists()
+
+
 def test_another_user_s_folder_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / "labsupport-theirs"

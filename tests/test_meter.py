@@ -1,12 +1,15 @@
 """Where a counter cannot be read, the figure is None. Known bytes are measured in test_arm.py."""
 
 import resource
+import sys
 
+import numpy as np
 import psutil
 import pytest
 
 from labsupport import phase, reading
 from labsupport.ground import meter
+from labsupport.ground.budget import MIB
 
 
 class NoStatistics:
@@ -67,7 +70,26 @@ def test_without_statistics_tensors_are_unavailable_in_phases_too():
 def test_outside_an_arm_a_phase_does_nothing_and_a_reading_is_unavailable():
     with phase("one"):
         now = reading()
-    assert (now.tensors_mib, now.process_mib) == (None, None)
+    assert now == meter.Reading(None, None, None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells them apart")
+def test_pages_of_a_file_are_told_from_private_ones(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((64, 2**18), np.float32))
+    gauge = meter.Meter()
+    gauge.start()
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert mapped.sum() > 0
+    private, of_files = gauge.resident_now()
+    assert private < 8 * MIB and of_files == pytest.approx(64 * MIB, abs=8 * MIB)
+    copy = np.array(mapped)
+    assert gauge.resident_now()[0] == pytest.approx(private + copy.nbytes, abs=8 * MIB)
+
+
+def test_where_there_is_no_proc_the_two_are_unavailable(no_proc):
+    gauge = meter.Meter()
+    gauge.start()
+    assert gauge.resident_now() == (None, None)
 
 
 def test_without_tensorflow_the_process_is_measured_alone():

@@ -1,5 +1,6 @@
 """The temporary folder of an arm. Only what carries this program's own mark is ever removed."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -41,6 +42,13 @@ def temporary_folder():
             f"no temporary folder can be made ({error}): free some disk space or set TMPDIR to another disk"
         ) from error
     return folder
+
+
+def working_folder():
+    """A new folder for files that several arms read: removed when this process ends, or swept later if it was killed."""
+    folder = temporary_folder()
+    atexit.register(remove_folder, folder)
+    return folder / "tmp"
 
 
 def remove_folder(folder):

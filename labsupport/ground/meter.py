@@ -24,10 +24,16 @@ SLOWEST_SAMPLE_SECONDS = 0.15
 
 @dataclass
 class Reading:
-    """Memory at one moment, in MiB over the level at the arm's start; None where it cannot be read."""
+    """Memory at one moment, in MiB over the level at the arm's start; None where it cannot be read.
 
-    tensors_mib: float | None
-    process_mib: float | None
+    private_mib, mapped_mib: the two parts of process_mib (Linux). Private pages are this process's alone, its tensors
+    among them. Mapped ones belong to files, code included: the system may drop them and read them again.
+    """
+
+    tensors_mib: float | None = None
+    process_mib: float | None = None
+    private_mib: float | None = None
+    mapped_mib: float | None = None
 
 
 class AllocatorCounter:
@@ -60,6 +66,12 @@ def _high_water():
     return mark
 
 
+def _resident():
+    """(private, mapped): bytes of the resident set; None where there is no /proc. Files in memory (tmpfs) are mapped, too."""
+    private, *mapped = (process_status(name) for name in ("RssAnon", "RssFile", "RssShmem"))
+    return private, None if None in mapped else sum(mapped)
+
+
 @dataclass
 class Meter:
     """The exact counters of the process it lives in, over the level when it was started.
@@ -71,6 +83,7 @@ class Meter:
     zero: float = 0.0
     tensors_zero: int | None = None
     process_zero: int = 0
+    resident_zero: tuple = (None, None)
     phases: list = field(default_factory=list)
     # The allocator has one peak, which phases and laps reset: each window keeps the highest peak since it was opened.
     _windows: list = field(default_factory=lambda: [[0], [0]])  # of the whole arm, of the lap
@@ -85,7 +98,7 @@ class Meter:
             Path("/proc/self/clear_refs").write_text("5")
             self._mark_was_reset = True
         self._mark = _high_water()
-        self.process_zero = psutil.Process().memory_info().rss
+        self.process_zero, self.resident_zero = psutil.Process().memory_info().rss, _resident()
         self._start_counter()
         self.zero = time.monotonic()
 
@@ -137,6 +150,10 @@ class Meter:
     def process_now(self):
         """Bytes of the resident set over the zero level; None before start()."""
         return psutil.Process().memory_info().rss - self.process_zero if self.zero else None
+
+    def resident_now(self):
+        """(private, mapped): bytes of the resident set over the zero level; None where it is not told, or before start()."""
+        return tuple(None if None in pair else pair[0] - pair[1] for pair in zip(_resident(), self.resident_zero))
 
     def process_peak(self):
         """Bytes: peak of the resident set since start(); None before it, or if an earlier, higher peak hides it."""
@@ -218,5 +235,5 @@ def phase(name):
 def reading():
     """The counters now, in MiB over the arm's start, for use inside an arm (once an epoch, say)."""
     if active is None:
-        return Reading(None, None)
-    return Reading(in_mib(active.tensors_now()), in_mib(active.process_now()))
+        return Reading()
+    return Reading(*map(in_mib, (active.tensors_now(), active.process_now(), *active.resident_now())))
