@@ -296,6 +296,19 @@ def test_outside_the_allocator_only_arrays_are_suspected():
     assert kinds(died(few, Cause.MEMORY, wanted=None, process=process)) == []  # Python objects, perhaps
 
 
+def test_an_array_that_numpy_found_no_room_for_before_the_first_step_is_a_copy_of_the_data():
+    def out_of_room(facts):
+        result = died(facts, Cause.MEMORY, peak=0, wanted=None, process=[(1.0, 2 * MIB)])
+        result.error.message = "(Unable to allocate 128. MiB for an array with shape (8192, 4096)): the process may …"
+        result.error.frames = [Line("t.py", 7, 'model.fit(file["x"])')]
+        return result
+
+    before = out_of_room(Facts(censuses=[Census(0, 0)]))
+    assert kinds(before) == ["input copy"] and "one array of all data at t.py:7" in evidence(before)
+    assert diagnose(before).suspects[0].size == 128 * MIB
+    assert kinds(out_of_room(one())) == []  # results that were collected, perhaps
+
+
 def test_a_crash_while_an_array_is_copied_is_a_copy():
     facts = Facts(censuses=[Census(0, 0)], converted=Converted(200 * MIB, 200 * MIB, "t.py:4", now=200 * MIB))
     assert kinds(died(facts, Cause.CRASH_OUT, peak=None, wanted=None, dumps=[120 * MIB])) == ["input copy"]

@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass, field
 
 from labsupport.doctor.figures import Parts, growth, in_use, parts_of_peak, wanted
-from labsupport.ground.budget import MIB, mib
+from labsupport.ground.budget import MIB, mib, parse_size
 from labsupport.ground.record import Cause, Interval
 
 LABS = {  # kind: the lab that explains it first, then others that help
-    "input copy": ("image_stacking", "arrays_into_datasets"),
+    "input copy": ("image_stacking", "arrays_into_datasets", "large_files"),
     "buffer": ("pipeline_buffers",),
     "batch-bound activations": (
         "batch_size",
@@ -71,6 +71,8 @@ _MOST_OF_IT = 0.7
 _CHILDREN_MADE, _STILL_LATE = 32 * MIB, 0.2
 # Times what is in use: an operation that joins pieces asks for about as much as they are.
 _OUTSIZE = 2
+# NumPy's own words (numpy/_core/_exceptions.py): three digits and a unit.
+_NO_ARRAY = re.compile(r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array")
 _SAVING = re.compile(
     r"\.save\w*\(|\bsave_model\("
 )  # Keras takes its own frames out of a traceback: the script's line is left
@@ -361,7 +363,7 @@ class Death:
         copied = min(facts.converted.now, parts.wanted)  # what was asked for was the copy of an array
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
-            data += max(last.arrays, facts.converted.bytes)
+            data += max(last.arrays, facts.converted.bytes, _no_array(result))
         if _in_a_pipeline(during):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working
@@ -380,10 +382,20 @@ class Death:
         return f"the allocation that failed was for {mib(self.wanted)}" if self.wanted else self.result.error.message
 
 
+def _no_step(facts):
+    """Whether no step has begun yet."""
+    return not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
+
+
 def _before_training(facts):
     """Whether there is neither a model yet nor a step."""
-    during = facts.failed or facts.open
-    return not during and not facts.censuses[-1].models and all(step.kind != "step" for step in facts.steps)
+    return _no_step(facts) and not facts.censuses[-1].models
+
+
+def _no_array(result):
+    """Bytes of the array that NumPy found no room for before the first step, as fit() reads a file; 0 if it was none."""
+    found = _NO_ARRAY.search(result.error.message) if _no_step(result.facts) else None
+    return parse_size(f"{found[1]} {found[2]}") if found else 0
 
 
 def _in_a_pipeline(interval):
@@ -420,6 +432,8 @@ def input_copy(death):
     ]
     if converted.largest:
         evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
+    if death.outside and _no_array(death.result):
+        evidence.append(f"NumPy was to make one array of all data at {_place(death.result)}: read a batch at a time")
     yield Suspect("input copy", death.data, [*evidence, death.failing])
 
 
@@ -458,8 +472,7 @@ def _building(result, parts):
     facts, operation = result.facts, _OPERATION.match(result.error.message)
     if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
         return False
-    no_step = not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
-    return no_step and parts.weights > parts.data
+    return _no_step(facts) and parts.weights > parts.data and not _no_array(result)
 
 
 def weights(death):
