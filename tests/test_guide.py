@@ -70,7 +70,7 @@ def test_prerequisites_exist_and_come_in_an_order():
         ("nvidia-smi full after clear_session", "leaks_over_epochs"),
         ("Dst tensor is not initialized", "the_gpu_is_full"),
         ("CUDA_ERROR_OUT_OF_MEMORY", "the_gpu_is_full"),
-        ("h5 file too large", "arrays_into_datasets"),
+        ("h5 file too large", "large_files"),
         ("pandas to tensor memory", "arrays_into_datasets"),
         ("Allocator (GPU_0_bfc) ran out of memory", "reading_an_oom"),
         ("could not create cudnn handle", "reading_an_oom"),
