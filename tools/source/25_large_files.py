@@ -528,7 +528,7 @@ def statistics(path):
 
 
 # %% tags=["wrong"]
-# says: every row counts
+# says: every row
 def statistics(path):
     some = np.load(path, mmap_mode="r")[::30].astype("float64")
     return some.mean(axis=0), some.std(axis=0)
