@@ -380,11 +380,11 @@ rises = {
     way: {p.name: p.rise_mib for p in arm.phases if p.name not in arm.value}
     for way, arm in ways.items()
 }
-mib = pd.DataFrame({"neither": {"eager": eager[0], "graph": graph[0]}, **rises}).T.round(0)
-display(mib.astype(object).fillna("unavailable"))
 for way, arm in ways.items():
     for step, error in arm.value.items():
         print(f"{way} in a {step}: ValueError: {error}")
+mib = pd.DataFrame({"neither": {"eager": eager[0], "graph": graph[0]}, **rises}).T.round(0)
+mib.astype(object).fillna("unavailable")
 
 # %% [markdown]
 # "segments" is `keras.remat` around six layers at a time. `RematScope("full")` wraps every layer *and* the model around
