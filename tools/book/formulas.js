@@ -40,7 +40,8 @@ for (const box of document.querySelectorAll(".formula")) {
   for (const row of rows) {
     for (const moved of row) {
       moved.addEventListener("input", () => {
-        if (!moved.validity.valid || moved.value === "") return;  // a number that is only half typed
+        const { badInput, rangeUnderflow, rangeOverflow } = moved.validity;  // numbers between the slider's steps are welcome
+        if (badInput || rangeUnderflow || rangeOverflow || moved.value === "") return;  // only half typed
         for (const other of row) other.value = moved.value;
         show();
       });
