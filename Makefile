@@ -19,7 +19,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # JupyterLab's own question about news shall not stand over a lab.
 QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)/share/jupyter/lab/settings/
 # What `make check` leaves to `make test`: tests that run notebooks, browsers, hubs or whole scripts, and all labs but three.
-SLOW := book browser capstone cases checks classroom do_no_harm doctor doctor_cli labs looks magic notebook_runs peak wheel
+SLOW := book browser capstone cases checks classroom do_no_harm doctor doctor_cli doctor_notebook doctor_page labs looks magic notebook_runs peak trying wheel
 FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
 .PHONY: lab check test in_step labs report book looks bench zoo chaos newest

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from labsupport.doctor.figures import Parts, growth, parts_of_peak
-from labsupport.doctor.rules import LABS, Death, diagnose
+from labsupport.doctor.rules import CHANGES, LABS, Death, diagnose
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Cause, Census, Converted, Facts, Function, Holder, Interval, Model, Step
 from labsupport.ground.result import ArmError, ArmResult, Family, Line, Offspring
@@ -126,6 +126,18 @@ def test_tensors_and_arrays_that_stay_are_retained():
     assert kinds(finished(facts)) == ["retained tensors"]
     assert "losses holds 31 of them, 30.0 MiB" in evidence(finished(facts))
     assert kinds(finished(Facts(steps=[TRAIN], censuses=censuses(arrays=[1, 2, 4, 8, 16, 32])))) == ["retained tensors"]
+
+
+def test_a_queue_with_a_largest_length_only_fills():
+    def found(bounded, result):
+        held = lambda n: [Holder("recent", n, n * MIB, "t.py:4", bounded * n * MIB)]
+        rows = [Census(2**n, 0, tensors=2**n * MIB, tensor_holders=held(2**n)) for n in range(7)]
+        return diagnose(result(Facts(steps=[TRAIN], censuses=rows, failed=IN_STEP))).suspects
+
+    (suspect,) = found(False, finished)
+    assert (suspect.kind, suspect.place) == ("retained tensors", "t.py:4")
+    assert found(True, finished) == []
+    assert "retained tensors" in [suspect.kind for suspect in found(True, died)]  # it was too long for this budget
 
 
 @pytest.mark.parametrize(
@@ -253,12 +265,31 @@ def test_others_nearly_as_large_are_told_and_smaller_ones_are_not():
     assert kinds(died(one(weights=20, slots=60))) == ["batch-bound activations"]
 
 
+@pytest.mark.parametrize(
+    "place", ["t.py:7", "tf.function step (t.py:7)", "tf.function train_function (called at t.py:7)"]
+)
+def test_the_line_of_a_constant_is_a_field_of_its_own(place):
+    facts = one(weights=5)
+    facts.baked = Converted(300 * MIB, 60 * MIB, place)
+    assert diagnose(died(facts)).suspects[0].place == "t.py:7"
+
+
+def test_what_is_in_use_in_an_update_is_the_optimizers():
+    result = died(one(weights=30, slots=60))
+    assert kinds(result) == ["batch-bound activations"]
+    result.error.message = "Out of memory in adam/AssignAddVariableOp_1: no room for a tensor"
+    assert kinds(result) == ["optimizer state"]
+    result.error.message = "Out of memory in functional_1/adamson_1/Relu: no room for a tensor"
+    assert kinds(result) == ["batch-bound activations"]
+
+
 def test_what_grows_is_told_with_what_is_large():
     facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 10, 20, 40, 80, 170]), failed=IN_STEP)
     assert kinds(died(facts)) == ["retained tensors", "batch-bound activations"]
 
 
 def test_every_kind_has_a_rule_and_a_test():
+    assert CHANGES.keys() == LABS.keys()
     grown = {"retracing", "models kept alive", "old optimizers after compile()", "retained tensors", "buffer"}
     grown.add("cache behind repeat()")
     beside = {"copies in child processes", "copy on the host while saving"}

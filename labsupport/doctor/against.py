@@ -21,6 +21,13 @@ def earlier(path):
         raise ArmSetupError(f"{path} is no report of the doctor: write one with --json --report {path}") from None
 
 
+def as_earlier(diagnosis):
+    """What earlier() would give of a Diagnosis of this run."""
+    result = diagnosis.result
+    kinds = [suspect.kind for suspect in diagnosis.suspects]
+    return {"outcome": result.outcome, "figures": result.figures, "suspects": kinds}
+
+
 def changes(before, diagnosis):
     """Sentences on what differs from an earlier() report."""
     result, kinds = diagnosis.result, [suspect.kind for suspect in diagnosis.suspects]

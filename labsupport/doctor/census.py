@@ -6,10 +6,12 @@ import weakref
 from collections import Counter
 
 from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable_bytes
+from labsupport.doctor.filling import filled_at
 from labsupport.doctor.names import by_name, own_frames, own_names
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
 
+_MOST_PLACED = 2  # as many as the rules name
 _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every report
 # tf.data counts a slice of an array as the whole array, at least twice the slice. Such elements share memory that is
 # counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
@@ -218,15 +220,16 @@ def _copies(variable):
 
 def _holders(frames):
     """([Holder] of tensors, [Holder] of arrays): which names of the script hold them, largest first."""
-    held = by_name(own_names(frames))
-    return [
-        sorted(
-            (
-                Holder(sendable(name), count[f"number of {kind}"], count[kind])
-                for name, count in held.items()
-                if count[kind]
-            ),
-            key=lambda holder: -holder.size,
-        )
-        for kind in ("tensors", "arrays")
-    ]
+    values = own_names(frames)
+    held = by_name(values)
+    found = []
+    for kind in ("tensors", "arrays"):
+        names = sorted((name for name in held if held[name][kind]), key=lambda name: -held[name][kind])
+        places = [ask(lambda name: filled_at(name, values[name]), name, "") for name in names[:_MOST_PLACED]]
+        places += [""] * (len(names) - len(places))
+        found.append([_holder(name, held[name], kind, place) for name, place in zip(names, places)])
+    return found
+
+
+def _holder(name, count, kind, place):
+    return Holder(sendable(name), count[f"number of {kind}"], count[kind], place, count[f"bounded {kind}"])

@@ -2,17 +2,22 @@
 
     python -m labsupport doctor train.py --budget "2 GiB" -- --epochs 3
     python -m labsupport doctor -m package.train --report doctor.txt
+    python -m labsupport doctor train.ipynb --html doctor.html
 
 The script runs as `python train.py` would run it, from the current folder: it gets the same input, writes the same to
 standard output and standard error, and its exit status is the doctor's. The doctor's own words go to standard error when
 the script has ended, or into a file with --report. With --exit-code the status is the doctor's verdict instead: 0 if the
 script finished without a suspect, otherwise 1.
+
+The cells of a notebook run as Jupyter runs them, from the notebook's folder, in a kernel of their own; what they print and
+show goes to the terminal, and the notebook stays as it is. Its status is 1 where a cell failed, else 0.
 """
 
 import contextlib
 import os
 import resource
 import signal
+import sys
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
@@ -30,7 +35,7 @@ def add_command(commands):
         formatter_class=RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("script", nargs="?", help="the script, which runs unmodified; its working folder is the current one")
+    add("script", nargs="?", help="the script or notebook, which runs unmodified; a script's folder is the current one")
     add("-m", dest="module", metavar="MODULE", help="in place of a script: a module, as in `python -m package.train`")
     add(
         "--budget",
@@ -56,40 +61,74 @@ def add_command(commands):
         help="name the lines that held most at the peak, too: every allocation is recorded meanwhile, which takes time "
         "and memory outside the tensors",
     )
+    _add_outputs(add)
+    parser.set_defaults(command=examine_and_report)
+
+
+def _add_outputs(add):
+    """What is told, where, and what of it is the exit status."""
     add("--report", metavar="FILE", type=Path, help="write the report into this file in place of standard error")
     add(
         "--json",
         action="store_true",
         help="the report as JSON: suspects with kind, evidence, place and labs; figures; cause",
     )
+    add("--html", metavar="FILE", type=Path, help="write the report as one HTML page, too, which needs no network")
     add(
         "--against",
         metavar="FILE",
         type=Path,
         help="the --json report of an earlier run: tell what has changed since, and by how much",
     )
+    add(
+        "--try",
+        dest="attempt",
+        action="store_true",
+        help="where there is a suspect with a mechanical remedy (a smaller batch, prefetch(1), no cache, a lighter optimizer, "
+        "mixed precision): run the script again with each, with nothing on its standard input, and tell what it saves. "
+        "Files that the script writes are written again each time",
+    )
+    add(
+        "--annotate",
+        action="store_true",
+        help="print a line for each suspect to standard error that GitHub's CI shows beside the code (::warning file=…)",
+    )
     add("--exit-code", action="store_true", help="exit with the doctor's verdict in place of the script's own status")
-    parser.set_defaults(command=examine_and_report)
 
 
 def examine_and_report(options):
     """`python -m labsupport doctor`; gives the exit status."""
     from rich.console import Console
+    from rich.text import Text
 
     from labsupport.doctor.against import changes, earlier
+    from labsupport.doctor.page import page
     from labsupport.doctor.process import examine_script
     from labsupport.doctor.rules import diagnose
-    from labsupport.doctor.terminal import DoctorDisplay
+    from labsupport.doctor.terminal import DoctorDisplay, annotations
+    from labsupport.doctor.trying import tried
+    from labsupport.showing.plain import say
 
     before = earlier(options.against) if options.against else None
     budget = options.budget or "half of the free memory"
     shown = None if options.report else Console(stderr=True)
     make_watcher = lambda: DoctorDisplay(options.module or options.script, budget, shown)
-    result = examine_script(
-        _command(options), make_watcher, options.budget, options.outside, options.devices, options.lines
-    )
+    command, start = _command(options), _start(options)
+
+    def run(remedy=""):
+        limits = options.budget, options.outside, options.devices
+        return examine_script(command, make_watcher, *limits, options.lines and not remedy, start, remedy)
+
+    result = run()
     diagnosis = diagnose(result)
-    _write(diagnosis, options, changes(before, diagnosis) if before else [])
+    told = [changes(before, diagnosis) if before else [], []]
+    if options.attempt:
+        told[1] = tried(diagnosis, run, lambda line: Console(stderr=True).print(Text(line), soft_wrap=True))
+    _write(diagnosis, options, told)
+    for line in annotations(diagnosis, options.module or options.script) if options.annotate else ():
+        say(line, file=sys.stderr)
+    if options.html:
+        options.html.write_text(page(diagnosis, *told), encoding="utf-8", errors="replace")
     if options.exit_code:
         return 1 if diagnosis.suspects or not result.ok else 0
     if result.status < 0:
@@ -110,7 +149,19 @@ def _command(options):
     return [options.script, *options.arguments]
 
 
-def _write(diagnosis, options, changed):
+def _start(options):
+    """What makes the process: the kernel of a notebook, or None for a script. Raises ArmSetupError."""
+    if options.module is not None or not options.script.endswith(".ipynb"):
+        return None
+    from labsupport.doctor.notebook import Notebook
+    from labsupport.ground.folders import ArmSetupError
+
+    if options.arguments:
+        raise ArmSetupError("a notebook takes no arguments: set them in a cell")
+    return Notebook
+
+
+def _write(diagnosis, options, told):
     """The report, as text or as JSON, into a file or to standard error."""
     from rich.console import Console
 
@@ -124,9 +175,9 @@ def _write(diagnosis, options, changed):
         if not console.is_terminal:
             console.width = _WIDTH
         if options.json:
-            console.out(as_json(diagnosis, changed), highlight=False)
+            console.out(as_json(diagnosis, *told), highlight=False)
         else:
-            report(diagnosis, console, changed)
+            report(diagnosis, console, *told)
 
 
 def _end_by(number):

@@ -17,8 +17,12 @@ from contextlib import contextmanager
 _LOOK_SECONDS = 0.5  # between two looks at what a long call of the script buffers: two looks tell that it is long
 
 
+visit = None  # the one _Visit of this process
+
+
 def begin(settings):
-    """Called before the script. settings: see examining.py."""
+    """Called before the script. settings: see process.py."""
+    global visit
     visit = _Visit(settings)
     sys.meta_path.insert(0, _WithTensorflow(visit))
     atexit.register(visit.end)  # the first one registered is called last, when the script's threads have ended, too
@@ -71,10 +75,12 @@ class _WithTensorflow:
         with self._visit.of_tensorflow():
             if module.__name__ == "keras":
                 execute(module)
+                self._visit.try_remedy("keras")
                 return
             self._visit.before_tensorflow()
             execute(module)
             self._visit.after_tensorflow(module)
+            self._visit.try_remedy("tensorflow")
 
 
 class _Visit:
@@ -84,6 +90,7 @@ class _Visit:
         self._settings, self._pid = settings, os.getpid()
         self._zero, self._base = time.monotonic(), _resident()
         self._looked = 0.0
+        self._ended = False
         self._inside, self._device = False, ""  # in of_tensorflow(); the device that is read
         self._resident = self._private = 0  # bytes that Python and TensorFlow took for themselves
         self._probe = self._gauge = self._sender = self._recording = None
@@ -105,6 +112,11 @@ class _Visit:
             if outermost:
                 self._inside = False
                 self._add(before)
+
+    @_quietly
+    def ready(self):
+        """In the kernel of a notebook, before its first cell: what the kernel took for itself is not the notebook's."""
+        self._add((self._base, 0))
 
     @_quietly
     def _sizes(self):
@@ -146,6 +158,16 @@ class _Visit:
         if stream:
             library.setvbuf(stream, None, 2, 0)  # 2: _IONBF, or what a dying process printed last would be lost
             ctypes.c_void_p.in_dll(library, "stderr").value = stream.value
+
+    def try_remedy(self, library):
+        """Apply the remedy that is on trial, if it is one for this library, which has just been loaded."""
+        if not self._settings["remedy"]:
+            return
+        from labsupport.doctor.remedies import REMEDIES
+
+        remedy = REMEDIES[self._settings["remedy"]]
+        if remedy.library == library:
+            remedy.apply()
 
     @_quietly
     def after_tensorflow(self, tf):
@@ -225,9 +247,12 @@ class _Visit:
             self._probe.look_between()
 
     @_quietly
-    def end(self):
-        """The script's code, its threads and its own exit handlers have ended."""
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    def end(self, failed=True):
+        """The script's code, its threads and its own exit handlers have ended. failed: whether its last error ended it."""
+        if self._ended:
+            return
+        self._ended = True
+        error = (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)) if failed else None
         nothing = error is None or isinstance(
             error, KeyboardInterrupt
         )  # an import would change its exit status, see above
@@ -247,6 +272,8 @@ class _Visit:
         else:
             self._sender.send(Facts(unseen=_other_libraries()))
         raised = None if error is None else record_of(error)
+        if raised is not None and "labsupport.doctor.cells" in sys.modules:  # of a notebook
+            raised = sys.modules["labsupport.doctor.cells"].told(raised)
         self._sender.send(End(seconds, figures, raised))
 
     @_quietly

@@ -1,9 +1,10 @@
 """What the person's own names hold: modules, running functions, and what is reached from them through containers."""
 
 import os
+import re
 import sys
 import types
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from labsupport.ground.result import is_own
 _DEPTH = 12
 # Objects that are looked at in one walk: 0.9 s of one core, measured with plain objects in lists.
 _MOST_ITEMS = 200_000
+_JUPYTERS = re.compile(r"get_ipython|exit|quit|open|In|Out|_[iod]h|_+|_\d+|_i+|_i\d+")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
 _NOTHING_IN_IT = (*_PLAIN, types.ModuleType)
 
@@ -42,7 +44,8 @@ def own_names(frames):
         names = {**frame.f_globals, **names}
         if frame.f_code.co_name != "<module>":
             names.update({f"{name} in {frame.f_code.co_name}()": value for name, value in frame.f_locals.items()})
-    return {name: value for name, value in names.items() if not str(name).split(".")[-1].startswith("__")}
+    names = {name: value for name, value in names.items() if not str(name).split(".")[-1].startswith("__")}
+    return _without_jupyters(names) if "get_ipython" in names else names
 
 
 def _names_of(module):
@@ -51,6 +54,11 @@ def _names_of(module):
         return {}
     prefix = "" if main else f"{module.__name__}."
     return {f"{prefix}{name}": value for name, value in list(vars(module).items())}
+
+
+def _without_jupyters(names):
+    """Names of a notebook without those that Jupyter puts there; "Out", which keeps what cells have shown, comes last."""
+    return {name: names[name] for name in names if not _JUPYTERS.fullmatch(name)} | {"Out": names.get("Out")}
 
 
 def _own_module(module):
@@ -62,7 +70,8 @@ def by_name(names):
     """{name: Counter} for {name: object}: what each reaches through containers and attributes.
 
     A Counter has bytes by the kinds of MEMORY, "number of tensors", "number of arrays", and "items": how many things
-    other than numbers and text its containers hold. What two names hold counts for the first.
+    other than numbers and text its containers hold; "bounded tensors" and "bounded arrays" are bytes of those that lie in a
+    deque with a maxlen. What two names hold counts for the first.
     """
     walk = _Walk()
     return {name: walk.weigh(value, Counter(), _DEPTH) for name, value in names.items()}
@@ -87,9 +96,15 @@ class _Walk:
     def weigh(self, value, count, depth):
         """Add to count what a value weighs, with what it holds down to a depth; gives count."""
         if id(value) not in self._seen and len(self._seen) <= _MOST_ITEMS:
-            for item in ask(lambda value: self._add(value, count), value, ()):
+            bounded = isinstance(value, deque) and value.maxlen is not None
+            within = Counter() if bounded else count
+            for item in ask(lambda value: self._add(value, within), value, ()):
                 if depth:
-                    self.weigh(item, count, depth - 1)
+                    self.weigh(item, within, depth - 1)
+            if bounded:
+                count.update(within)
+                count["bounded tensors"] += within["tensors"]
+                count["bounded arrays"] += within["arrays"]
         return count
 
     def _add(self, value, count):

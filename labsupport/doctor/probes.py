@@ -22,6 +22,7 @@ from labsupport.doctor.names import own, own_frames
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Converted, Facts, Function, sendable
+from labsupport.ground.result import line_of, short
 from labsupport.peak.parts import largest
 
 SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
@@ -46,7 +47,8 @@ def quietly(method):
 
 
 def _place(code, line=None):
-    return f"{sendable(os.path.basename(code.co_filename))}:{line or code.co_firstlineno}"
+    found = line_of(code.co_filename, line or code.co_firstlineno)
+    return sendable(short(os.path.basename(found.place), found.number))
 
 
 def _where():
@@ -77,6 +79,7 @@ class Probe:
         self._functions = {}  # code: Function
         self._converted, self._baked = Converted(), Converted()
         self._calling = ""  # the tf.function that runs, and is traced perhaps
+        self._passed_at = ""
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
         self._holders = []
@@ -245,6 +248,7 @@ class Probe:
                 del self._passes[-1:]  # nothing ran since: Keras' fit makes two iterators for an epoch
             self._total_at_pass = self._intervals.total
             self._passes.append(self._gauge.tensors_now())
+            self._passed_at = _where()
         original(iterator, dataset, *args, **kwargs)
         if dataset is not None:
             quietly(self._censuses.note_iterator)(iterator, dataset)
@@ -343,6 +347,7 @@ class Probe:
                 steps=list(self._intervals.steps.values()),
                 passes=passes[1:2] + passes[-1:],  # the first begins before models and optimizers are built
                 number_of_passes=len(passes),
+                passed_at=self._passed_at,
                 functions=list(self._functions.values()),
                 converted=self._converted,
                 baked=self._baked,

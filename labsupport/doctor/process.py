@@ -36,6 +36,9 @@ _ROOT = Path(__file__).parents[2]
 _STARTUP = Path(__file__).parent / "startup"
 _LOG_BYTES = 2 * MIB  # kept of what compiled code printed, the newest; an allocator's dump has some tens of KiB
 _LONGEST_LINE = 2**16  # bytes; what is longer is passed on in pieces
+# Seconds between two looks at the processor time, and its share that the doctor's own samples stay below (1 to 2 % measured).
+_IDLE_LOOK, _IDLE_SHARE = 0.5, 0.05
+_IDLE_SECONDS = 4  # without any computing before that is said; TensorFlow waits ten for memory
 _PRIVATE = 64 * MIB  # of a Python that has run nothing yet: 13 MiB measured; threads' stacks are counted here, too
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOGGED = re.compile(rb"^([IWEF])(?:\d{4} | ?\d\d:)|^\d{4}-\d\d-\d\d [\d:.]+: ([IWEF]) ")
@@ -54,11 +57,14 @@ _BY_A_PERSON = (
 )
 
 
-def examine_script(command, make_watcher, budget=None, outside="4 GiB", logical_devices=1, lines=False):
+def examine_script(
+    command, make_watcher, budget=None, outside="4 GiB", logical_devices=1, lines=False, start=None, remedy=""
+):
     """The ArmResult of `python command…`, with facts for diagnose().
 
     command: what stands behind `python`: [script, arguments …] or ["-m", module, arguments …]. lines: every allocation is
-    recorded while it runs, so that the lines that held most at the peak are known. Raises ArmSetupError, BudgetError.
+    recorded while it runs, so that the lines that held most at the peak are known. start: what makes the process, Script
+    if None. remedy: a name in remedies.REMEDIES to apply; the script then reads and prints nothing. Raises ArmSetupError, BudgetError.
     """
     if logical_devices < 1:
         raise ArmSetupError(f"devices is {logical_devices}: give 1 or more")
@@ -66,7 +72,7 @@ def examine_script(command, make_watcher, budget=None, outside="4 GiB", logical_
     result = ArmResult(_label(command), allowed.tensors, budget is not None)
     result.outside = allowed.outside
     watcher = make_watcher()
-    script = Script(command, allowed, logical_devices, lines)
+    script = (start or Script)(command, allowed, {"devices": logical_devices, "lines": lines, "remedy": remedy})
     try:
         ScriptWatch(script, result, watcher, allowed).follow()
     except BaseException:
@@ -83,9 +89,9 @@ def _label(command):
 
 
 class Script:
-    """The process of a script and the two pipes from it."""
+    """The process of a script and the two pipes from it. options: "devices", "lines", "remedy" of examine_script()."""
 
-    def __init__(self, command, allowed, logical_devices, lines):
+    def __init__(self, command, allowed, options, cwd=None, environment=None):
         records, theirs = os.pipe()
         self._log_end, log = os.pipe()
         settings = {
@@ -93,19 +99,20 @@ class Script:
             "log": log,
             "budget": astuple(allowed),
             "private": _PRIVATE,
-            "devices": logical_devices,
-            "lines": lines,
+            **options,
             "root": str(_ROOT),
             "pythonpath": os.environ.get("PYTHONPATH"),
         }
         path = [str(_STARTUP), *filter(None, [settings["pythonpath"]])]
-        environment = {"LABSUPPORT_DOCTOR": json.dumps(settings), "PYTHONPATH": os.pathsep.join(path)}
+        ours = {"LABSUPPORT_DOCTOR": json.dumps(settings), "PYTHONPATH": os.pathsep.join(path)}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, **environment},
+                cwd=cwd,
+                env={**os.environ, **(environment or {}), **ours},
                 pass_fds=[theirs, log],
+                **(dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL) if options["remedy"] else {}),
                 preexec_fn=lambda: self._prepare(allowed.outside + _PRIVATE),
             )
         except BaseException:
@@ -117,7 +124,7 @@ class Script:
         with contextlib.suppress(OSError):  # when the system itself runs out, it shall end the script, not its doctor
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
         self.records = Receiver(records)
-        self._log = _Log(lines)
+        self._log = _Log(options["lines"], shown=not options["remedy"])
         os.set_blocking(self._log_end, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(records, selectors.EVENT_READ)
@@ -192,8 +199,8 @@ class Script:
 class _Log:
     """What compiled code of a script prints to standard error: kept, and passed on but for the allocator's dumps."""
 
-    def __init__(self, lines):
-        self._lines = lines  # whether lines are recorded
+    def __init__(self, lines, shown=True):
+        self._lines, self._passes_on = lines, shown  # whether lines are recorded; whether anything is passed on
         self._level, self._rest, self._passing = None, b"", True
         self._kept, self._size = deque(), 0
 
@@ -209,7 +216,7 @@ class _Log:
         self._size += len(block)
         while self._size > _LOG_BYTES:
             self._size -= len(self._kept.popleft())
-        shown = b"".join(line + b"\n" for line in lines if self._shown(line))
+        shown = b"".join(line + b"\n" for line in lines if self._shown(line) and self._passes_on)
         with contextlib.suppress(OSError):  # nobody may be there any more to read it
             os.write(2, shown)
         return block.decode(errors="replace")
@@ -231,6 +238,25 @@ class _Log:
         return b"".join(self._kept).decode(errors="replace")
 
 
+class _Idleness:
+    """Tells when a process has computed nothing for a while: it may wait for memory, of which nothing is logged before."""
+
+    def __init__(self, process):
+        self._process, self._looked = process, 0.0
+        self._busy, self._used = time.monotonic(), 0.0  # when it last was, and its processor seconds then
+
+    def seconds(self, now):
+        """Seconds for which it has computed nothing, with no children either."""
+        if now - self._looked > _IDLE_LOOK:
+            self._looked = now
+            with contextlib.suppress(psutil.Error):
+                times = self._process.cpu_times()
+                computed = times.user + times.system - self._used > _IDLE_SHARE * (now - self._busy)
+                if computed or self._process.children():  # for which it may wait
+                    self._busy, self._used = now, times.user + times.system
+        return now - self._busy
+
+
 class ScriptWatch(Watch):
     """Follows a script to its very end, whatever it does to itself meanwhile."""
 
@@ -240,6 +266,7 @@ class ScriptWatch(Watch):
         self._children = Children(script.process.pid)
         self.start = Start(time.monotonic(), 0, "", script.process.pid)
         self.process = psutil.Process(script.process.pid)
+        self._idle = _Idleness(self.process)
 
     def note(self, record):
         if isinstance(record, Start):  # what TensorFlow took for itself is known only now
@@ -260,6 +287,8 @@ class ScriptWatch(Watch):
                 why = f"it was ended: with its children it grew by {mib(grown)}, more than its budgets allow"
                 result.error = ArmError(Cause.WATCH, why)
             self.watcher.update(result, now - self.start.zero, True)
+            if result.facts is not None and self._idle.seconds(now) > _IDLE_SECONDS:
+                self.watcher.waits()
         result.seconds = time.monotonic() - self.start.zero
         self._hear(0)
         self.listen("\n")

@@ -10,10 +10,12 @@ Thresholds marked "by trial" part the troubled scripts of tests/cases and of the
 
 import re
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from labsupport.doctor.figures import Parts, growth, in_use, parts_of_peak, wanted
 from labsupport.ground.budget import MIB, mib, parse_size
 from labsupport.ground.record import Cause, Interval
+from labsupport.ground.result import short
 
 LABS = {  # kind: the lab that explains it first, then others that help
     "input copy": ("image_stacking", "arrays_into_datasets", "large_files"),
@@ -39,6 +41,25 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "cache behind repeat()": ("pipeline_buffers",),
     "copies in child processes": ("generators",),
     "copy on the host while saving": ("where_memory_goes",),
+}
+CHANGES = {  # kind: what to change
+    "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
+    "buffer": "give shuffle() and prefetch() smaller buffers, and shuffle before what makes elements large: map(), batch()",
+    "batch-bound activations": "take a smaller batch, and gradient_accumulation_steps if the updates shall stay as they are",
+    "retained tensors": "keep numbers in place of tensors: float(loss), .numpy() of what is small",
+    "retracing": "pass tensors in place of Python values, and apply tf.function once",
+    "models kept alive": "let go of each model, and call keras.utils.clear_session() before the next one",
+    "optimizer state": "take an optimizer with fewer slots (Adafactor, SGD), or train fewer of the weights",
+    "replicas": "each device holds all variables: take fewer devices, or a smaller model",
+    "fragmentation": "pad to few sizes, so that freed pieces fit again",
+    "weights": "the model alone fills the budget: take narrower layers, fewer of them, or float16 weights where it only answers",
+    "constants in graphs": "give the array as an argument of the function, as a tensor",
+    "old optimizers after compile()": "compile once, and set model.optimizer.learning_rate afterwards",
+    "garbage that waits for the collector": "break the cycle of references, or call gc.collect() between epochs",
+    "one operation's large output": "work in pieces: the output of this operation need not exist whole",
+    "cache behind repeat()": "put cache() before repeat()",
+    "copies in child processes": "take fewer workers, or threads, and keep in a worker only what it needs",
+    "copy on the host while saving": "set large arrays as weights in place of an initializer's constant",
 }
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.
@@ -77,6 +98,11 @@ _SAVING = re.compile(
     r"\.save\w*\(|\bsave_model\("
 )  # Keras takes its own frames out of a traceback: the script's line is left
 _OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
+# Keras' optimizers, as the names of their operations tell them: by then activations have been let go, what is in use has
+# the size of the weights.
+_UPDATES = re.compile(
+    r"Out of memory in (?:[\w.-]+/)*(?:adam|adamw|adamax|rmsprop|sgd|nadam|lion|lamb|adafactor|adagrad|adadelta|ftrl)(?:_\d+)?/"
+)
 # A file in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
 _INITIALIZES = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
 _MAKES_VARIABLES = re.compile(
@@ -102,6 +128,11 @@ class Suspect:
     @property
     def labs(self):
         return LABS[self.kind]
+
+    @property
+    def change(self):
+        """What to change, as the end of a sentence."""
+        return CHANGES[self.kind]
 
 
 @dataclass(frozen=True)
@@ -175,13 +206,13 @@ def while_saving(result):
 # --- what grows
 
 
-def _increase(censuses, name):
+def _increase(censuses, size):
     """By how much a size rose over the run; 0 unless it rose twice and was always higher in the last third than before.
 
     A single rise is an event, such as the first evaluation; what comes and goes with batches is lower now and then. A
     third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run.
     """
-    values = [getattr(census, name) for census in censuses if census.step >= 2]
+    values = [size(census) for census in censuses if census.step >= 2]
     late = max(2, len(values) // 3)
     least = _A_RISE * (max(values) - min(values)) if values else 0
     rises = sum(later - earlier > least for earlier, later in zip(values, values[1:]))
@@ -213,7 +244,12 @@ def retracing(facts, finished):
                 f"argument {function.changing}: every new value is a new graph; "
                 "pass a tensor, or the same object each time"
             )
-        yield Suspect("retracing", None, evidence)
+        yield Suspect("retracing", None, evidence, _spot(function))
+
+
+def _spot(function):
+    """The line of a record.Function: where it was written, or, of a library's, where it was called."""
+    return function.place.removeprefix("called at ").removesuffix("a library")
 
 
 def growing_graph(facts, finished):
@@ -231,7 +267,7 @@ def growing_graph(facts, finished):
 def _earlier_models(facts, finished):
     """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
     running = _while_steps_ran(facts) if finished else facts.censuses  # at its end a script has let go of its models
-    grown = _increase(running, "held")
+    grown = _increase(running, attrgetter("held"))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, _GROWTH) else 0
 
 
@@ -265,9 +301,15 @@ def earlier_models(facts, finished):
         evidence.append(
             "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
         )
-        yield Suspect("old optimizers after compile()", grown, evidence)
+        yield Suspect("old optimizers after compile()", grown, evidence, _used_at(facts))
         return
-    yield Suspect("models kept alive", grown, evidence)
+    yield Suspect("models kept alive", grown, evidence, _used_at(facts))
+
+
+def _used_at(facts):
+    """The line that calls the functions which Keras makes for one model after the other."""
+    again = [function for function in facts.functions if not function.own and function.instances > 1]
+    return _spot(max(again, key=lambda function: function.instances)) if again else ""
 
 
 def _kept(facts, name, finished):
@@ -276,11 +318,18 @@ def _kept(facts, name, finished):
     The end of a run that finished tells, too; that of one that failed may be the middle of a step.
     """
     running = _while_steps_ran(facts)
-    grown = _increase(running, name)
+    size = lambda census: getattr(census, name) - finished * _bounded(census, name)
+    grown = _increase(running, size)
     if not running or grown < max(_GROWTH, _GROWTH_SHARE * (running[-1].level or 0)):
         return 0, None
-    last = max(running[-1:] + facts.censuses[-1:] * finished, key=lambda census: getattr(census, name))
-    return max(grown, getattr(last, name) - getattr(_settled(facts), name)), last
+    last = max(running[-1:] + facts.censuses[-1:] * finished, key=size)
+    return max(grown, size(last) - size(_settled(facts))), last
+
+
+def _bounded(census, name):
+    """Bytes of "tensors" or "arrays" in queues with a largest length: they grow only until they are full."""
+    holders = census.tensor_holders if name == "tensors" else census.array_holders
+    return sum(holder.bounded for holder in holders)
 
 
 def _settled(facts):
@@ -300,31 +349,32 @@ def retained(facts, finished):
         for holder in holders[:2]:
             if holder.size > _WORTH_NAMING * grown:
                 evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
-        yield Suspect("retained tensors", grown, evidence)
+        place = next((holder.place for holder in holders if holder.size > _WORTH_NAMING * grown), "")
+        yield Suspect("retained tensors", grown, evidence, place)
 
 
 def endless_cache(facts, finished):
     """A cache that stands behind repeat(): its first pass never ends, so that it keeps every element of every pass."""
-    grown = _increase(_while_steps_ran(facts), "buffers")
+    grown = _increase(_while_steps_ran(facts), attrgetter("buffers"))
     # tf.data's model names a cache in memory twice (MemoryCache, MemoryCacheImpl): the first is enough.
     one = next((buffer for buffer in facts.buffers if buffer.endless), None)
     if one is not None and grown > _GROWTH:
         sentence = (
             f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
         )
-        yield Suspect("cache behind repeat()", one.size, [sentence])
+        yield Suspect("cache behind repeat()", one.size, [sentence], facts.passed_at)
 
 
 def kept_iterators(facts, finished):
     """Iterators that stay alive, each with the buffers of its pipeline."""
     running = _while_steps_ran(facts)
-    grown = _increase(running, "buffers")
-    if _increase(running, "iterators") >= 2 and grown > _GROWTH:
+    grown = _increase(running, attrgetter("buffers"))
+    if _increase(running, attrgetter("iterators")) >= 2 and grown > _GROWTH:
         sentence = (
             f"{running[-1].iterators} iterators over data sets are alive, and what their pipelines buffer "
             f"grew by {mib(grown)}; an iterator keeps its buffers until it is let go"
         )
-        yield Suspect("buffer", grown, [sentence, *_buffered(facts)])
+        yield Suspect("buffer", grown, [sentence, *_buffered(facts)], facts.passed_at)
 
 
 def _buffered(facts):
@@ -375,6 +425,11 @@ class Death:
     def building(self):
         """Whether variables were being made."""
         return _building(self.result, self.parts)
+
+    @property
+    def updating(self):
+        """Whether an optimizer was applying gradients."""
+        return bool(self.parts.slots and _UPDATES.match(self.result.error.message))
 
     @property
     def failing(self):
@@ -448,7 +503,7 @@ def buffer(death):
 
 def activations(death):
     """What operations had in use: activations, gradients and intermediates."""
-    if not death.working or death.building:
+    if not death.working or death.building or death.updating:
         return
     where = "operations outside a training step took it"
     if death.during and death.during.kind == "step":
@@ -495,7 +550,8 @@ def constants(death):
             f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} in "
             f"{baked.place}: give them as arguments, as tensors or as a tf.Variable"
         )
-        yield Suspect("constants in graphs", baked.bytes, [sentence], baked.place)
+        place = re.sub(r"^.*\((?:called at )?(.+)\)$", r"\1", baked.place)  # "tf.function step (t.py:5)"
+        yield Suspect("constants in graphs", baked.bytes, [sentence], place.removesuffix("a library"))
 
 
 def garbage(death):
@@ -524,7 +580,7 @@ def large_output(death):
 def _place(result):
     """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
     frames = result.error.frames if result.error else []
-    return f"{frames[-1].place}:{frames[-1].number}" if frames else ""
+    return short(frames[-1].place, frames[-1].number) if frames else ""
 
 
 def optimizer_state(death):
@@ -535,7 +591,11 @@ def optimizer_state(death):
             f"weights {mib(parts.weights)}, optimizer slots {mib(parts.slots)}, "
             f"other variables (masks, accumulators) {mib(parts.other_variables)}"
         )
-        yield Suspect("optimizer state", parts.slots + parts.other_variables, [sizes, death.failing])
+        told = [
+            "memory ran out in the optimizer's update: its intermediates have the size of the weights"
+        ] * death.updating
+        size = parts.slots + parts.other_variables + death.working * death.updating
+        yield Suspect("optimizer state", size, [sizes, *told, death.failing])
 
 
 def _others(death):

@@ -4,6 +4,7 @@ What comes from the script (its path, names, errors) is shown as it is: as Text,
 """
 
 import json
+import os
 import time
 
 from rich.table import Table
@@ -22,7 +23,7 @@ _ROWS, _COLUMNS = 6, 60  # of the chart: with its axis it fits a terminal of 80 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _QUIET_SECONDS = 30  # between two lines of progress: a log stays readable
 _NEAR = 0.97  # of its budget: an order of operations in a graph moves a peak by a few per cent (lab 05)
-_LEAST_PART = MIB / 10  # smaller parts of the peak would all read "0.0 MiB"
+LEAST_PART = MIB / 10  # smaller parts of the peak would all read "0.0 MiB"
 _FIGURES = {
     "peak": "tensors, peak",
     "end": "tensors, at the end",
@@ -53,7 +54,7 @@ class DoctorDisplay:
 
     def __init__(self, script, budget, console=None):
         self._script, self._console, self._said = plain(script), console, time.monotonic()
-        self._ran_out = False  # whether it was said
+        self._ran_out = self._waits = False  # whether it was said
         self._say(f"doctor: starting {self._script} under a budget of {budget} for tensors …")
 
     def _say(self, line):
@@ -75,6 +76,15 @@ class DoctorDisplay:
             f"{sum(step.count for step in facts.steps)} steps · {facts.number_of_passes} passes over data"
         )
 
+    def waits(self):
+        """The script has loaded TensorFlow and computes nothing."""
+        if not self._ran_out and not self._waits:
+            self._waits = True
+            self._say(
+                f"doctor: {self._script}: computes nothing just now; where memory runs out, TensorFlow itself waits ten "
+                "seconds for some, each time …"
+            )
+
     def finish(self, result):
         """The report comes later."""
 
@@ -92,8 +102,8 @@ def drawn(result):
     return [*rows, f"{'':12} └{'─' * _COLUMNS} time, {result.tensors[-1][0]:.0f} s"]
 
 
-def report(diagnosis, console, changed=()):
-    """Print a Diagnosis: what happened, who is suspected and why, then the figures; changed: sentences of against.py."""
+def report(diagnosis, console, changed=(), tried=()):
+    """Print a Diagnosis: what happened, who is suspected and why, then the figures; changed, tried: sentences of against.py and trying.py."""
     result = diagnosis.result
     console.rule(Text(f"doctor: {plain(result.label)}"))
     time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
@@ -104,7 +114,7 @@ def report(diagnosis, console, changed=()):
     for number, suspect in enumerate(diagnosis.suspects, 1):
         _print_suspect(number, suspect, console)
     if not diagnosis.suspects:
-        look, sentence = _no_suspect(result)
+        look, sentence = no_suspect(result)
         console.print(Text.assemble("\n", (look.sign, look.colour), " ", sentence))
     console.print()
     for line in drawn(result):
@@ -119,16 +129,19 @@ def report(diagnosis, console, changed=()):
         console.print(Text(f"growth: {plain(sentence)}"))
     for sentence in changed:
         console.print(Text(f"against the earlier run: {plain(sentence)}"))
+    for sentence in tried:
+        console.print(Text(f"tried: {plain(sentence)}"))
     if result.facts is not None and result.facts.ignored:
         console.print(Text(f"ignored, since the doctor sets up the GPU: {', '.join(result.facts.ignored)}"))
 
 
 def _print_suspect(number, suspect, console):
     size = "outside TensorFlow's allocator" if suspect.size is None else mib(suspect.size)
-    title = (f"{number}. {suspect.kind}", "bold")
-    console.print(Text.assemble("\n", (BAD.sign, BAD.colour), " ", title, f" ({size}): {see_lab(*suspect.labs)}"))
+    title, at = (f"{number}. {suspect.kind}", "bold"), f", {plain(suspect.place)}" * bool(suspect.place)
+    console.print(Text.assemble("\n", (BAD.sign, BAD.colour), " ", title, f" ({size}){at}: {see_lab(*suspect.labs)}"))
     for sentence in suspect.evidence:
         console.print(Text(f"   {plain(sentence)}"))
+    console.print(Text(f"   to change: {suspect.change}"))
 
 
 def _print_holders(diagnosis, console):
@@ -144,14 +157,19 @@ def _table(diagnosis):
     table = Table(title="Figures", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     table.add_column("added", justify="right", no_wrap=True)
-    for name, words in _FIGURES.items():
-        table.add_row(words, _figure(diagnosis.result, name))
+    for words, size in figures(diagnosis.result):
+        table.add_row(words, size)
     for words, size in diagnosis.parts.rows():
-        if size >= _LEAST_PART:
+        if size >= LEAST_PART:
             table.add_row(f"  of the peak: {words}", mib(size))
     if asked := wanted(diagnosis.result):
         table.add_row("asked for then, and not found", mib(asked))
     return table
+
+
+def figures(result):
+    """[(words, size in words)] of what was counted."""
+    return [(words, _figure(result, name)) for name, words in _FIGURES.items()]
 
 
 def _figure(result, name):
@@ -162,7 +180,7 @@ def _figure(result, name):
     return mib(result.figures[name])
 
 
-def _no_suspect(result):
+def no_suspect(result):
     """(how good the news is, a sentence) where nobody is suspected."""
     if result.facts is None or result.facts.unseen:
         return UNKNOWN, _not_seen(result)
@@ -187,7 +205,20 @@ def _not_seen(result):
     return f"TensorFlow was not loaded here, so there is nothing to tell of its memory.{ended}"
 
 
-def as_json(diagnosis, changed=()):
+def annotations(diagnosis, script):
+    """Lines that GitHub's CI shows beside the code: workflow commands, one for each suspect. script: its path, or a module's name."""
+    lines = []
+    for suspect in diagnosis.suspects:
+        file, _, number = suspect.place.rpartition(":")
+        file = script if file in ("", os.path.basename(script)) else file
+        at = f"file={file}" + f",line={number}" * number.isdigit()
+        words = f"{suspect.kind}: {'; '.join(suspect.evidence)}. To change: {suspect.change}"
+        at, words = (plain(text).replace("%", "%25").replace("\n", "%0A") for text in (at, words))
+        lines.append(f"::warning {at}::{words}")
+    return lines
+
+
+def as_json(diagnosis, changed=(), tried=()):
     """A Diagnosis as JSON. Sizes are bytes; null is "unavailable", and for a suspect "outside TensorFlow's allocator"."""
     result = diagnosis.result
     data = {
@@ -205,6 +236,7 @@ def as_json(diagnosis, changed=()):
         "growth": diagnosis.growth,
         "lines": result.facts.holders if result.facts else [],
         "against": list(changed),
+        "tried": list(tried),
     }
     return json.dumps(data, indent=2)
 
@@ -215,5 +247,6 @@ def _suspect_data(suspect):
         "bytes": suspect.size,
         "place": suspect.place or None,
         "evidence": suspect.evidence,
+        "change": suspect.change,
         "read": see_lab(*suspect.labs),
     }

@@ -169,11 +169,13 @@ class Converted(Struct):
 
 
 class Holder(Struct, frozen=True):
-    """A name of the script, how many tensors or arrays it holds, and their bytes."""
+    """A name of the script, how many tensors or arrays it holds, and their bytes; place: the one line that puts things into it; bounded: bytes in a deque with a maxlen."""
 
     name: str
     number: int
     size: int
+    place: str = ""
+    bounded: int = 0
 
 
 class Model(Struct, frozen=True):
@@ -230,7 +232,8 @@ class Interval(Struct, frozen=True):
 class Facts(Struct, tag=True):
     """All that the probes have seen so far; each replaces the one before.
 
-    passes: bytes in use at the begin of the second and of the last pass over a data set; open: what runs now; failed: what
+    passes: bytes in use at the begin of the second and of the last pass over a data set; passed_at: the line that began the
+    last one; open: what runs now; failed: what
     ran when an exception began; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
     or on why none are known, where they were asked for; unseen: what ran here and holds memory that no probe sees.
     """
@@ -238,6 +241,7 @@ class Facts(Struct, tag=True):
     steps: list[Step] = []
     passes: list[int | None] = []
     number_of_passes: int = 0
+    passed_at: str = ""
     functions: list[Function] = []
     converted: Converted = field(default_factory=Converted)
     baked: Converted = field(default_factory=Converted)

@@ -30,9 +30,28 @@ class Line(NamedTuple):
     source: str
 
 
+class Cell(NamedTuple):
+    """A cell of a notebook that the doctor examines: its name, how many of its lines stand above the code, and all lines."""
+
+    name: str
+    above: int
+    lines: list
+
+
+CELLS = {}  # {file name of a cell's code: Cell}; empty but where a notebook is examined (doctor/cells.py)
+
+
 def line_of(file, number):
     """The Line of a file, or of a notebook cell that ran here."""
+    if cell := CELLS.get(file):
+        number += cell.above
+        return Line(cell.name, number, "".join(cell.lines[number - 1 : number]).strip())
     return Line(place(file), number, linecache.getline(file, number).strip())
+
+
+def short(place, number):
+    """A line in short: "train.py:41", or "cell 3, line 5" in a notebook."""
+    return f"{place}, line {number}" if place.startswith("cell ") else f"{place}:{number}"
 
 
 def place(file):

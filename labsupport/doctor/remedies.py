@@ -1,0 +1,112 @@
+"""Remedies that can be tried on a script from outside: what each changes in TensorFlow or Keras, and for which kinds of trouble.
+
+A trial runs the whole script again, while one of TensorFlow's or Keras' entry points takes another argument than it is
+given. It shows what the change would save; whether the training is still as good is for the person to judge.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """words: the change. kinds: of rules.LABS, which it is for. apply(): called behind the import of a library, "tensorflow" or "keras"."""
+
+    words: str
+    kinds: tuple
+    library: str
+    apply: Callable
+
+
+def _around(owner, name, instead):
+    """From now on owner.name(self, …) is instead(original, self, …)."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replaced(*args, **kwargs):
+        return instead(original, *args, **kwargs)
+
+    setattr(owner, name, replaced)
+
+
+def _dataset():
+    from tensorflow.python.data.ops.dataset_ops import DatasetV2
+
+    return DatasetV2
+
+
+def _half(size):
+    """Half of a batch; what is no plain number is left as it is."""
+    return max(1, size // 2) if isinstance(size, int) else size
+
+
+def _half_a_batch():
+    for name in ("batch", "padded_batch"):
+        _around(
+            _dataset(),
+            name,
+            lambda batch, data, batch_size, *args, **more: batch(data, _half(batch_size), *args, **more),
+        )
+
+
+def _half_a_batch_of_arrays():
+    """fit() on arrays; a data set has been batched by itself."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    def instead(init, adapter, *args, batch_size=None, **more):
+        init(adapter, *args, batch_size=batch_size, **more)
+        init(adapter, *args, batch_size=_half(adapter._batch_size), **more)  # where none is given Keras chooses one
+
+    _around(ArrayDataAdapter, "__init__", instead)
+    _half_a_batch()
+
+
+def _prefetch_one():
+    _around(_dataset(), "prefetch", lambda prefetch, data, buffer_size, *args, **more: prefetch(data, 1, *args, **more))
+
+
+def _shuffle_an_eighth():
+    def instead(shuffle, data, buffer_size, *args, **more):
+        return shuffle(data, max(1, buffer_size // 8) if isinstance(buffer_size, int) else buffer_size, *args, **more)
+
+    _around(_dataset(), "shuffle", instead)
+
+
+def _no_cache():
+    """Without the caches in memory; those in a file stay."""
+    _around(
+        _dataset(), "cache", lambda cache, data, filename="", *args, **more: cache(data, filename) if filename else data
+    )
+
+
+def _adafactor():
+    import keras
+
+    def instead(compile_, model, optimizer="rmsprop", *args, **more):
+        rate = getattr(keras.optimizers.get(optimizer), "learning_rate", 0.001)
+        return compile_(model, keras.optimizers.Adafactor(float(rate)), *args, **more)
+
+    _around(keras.Model, "compile", instead)
+
+
+def _mixed_precision():
+    import keras
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+
+
+_BUFFER, _ACTIVATIONS = ("buffer",), ("batch-bound activations",)
+REMEDIES = {
+    "batch": Remedy("half the batch", _ACTIVATIONS, "keras", _half_a_batch_of_arrays),
+    "precision": Remedy("mixed_bfloat16 as Keras' policy", _ACTIVATIONS, "keras", _mixed_precision),
+    "prefetch": Remedy("prefetch(1)", _BUFFER, "tensorflow", _prefetch_one),
+    "shuffle": Remedy("an eighth of the buffer in shuffle()", _BUFFER, "tensorflow", _shuffle_an_eighth),
+    "cache": Remedy("no cache() in memory", (*_BUFFER, "cache behind repeat()"), "tensorflow", _no_cache),
+    "optimizer": Remedy("Adafactor in compile()", ("optimizer state",), "keras", _adafactor),
+}
+
+
+def remedies(kinds):
+    """Names in REMEDIES of what can be tried for kinds of trouble, those for the first kind first."""
+    return [name for kind in kinds for name, remedy in REMEDIES.items() if kind in remedy.kinds]

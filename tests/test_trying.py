@@ -1,0 +1,35 @@
+"""`doctor --try`: remedies that save what they promise, and the ones for which only the code can be changed."""
+
+import json
+import re
+
+from test_doctor_cli import doctor
+
+CACHE = """
+import tensorflow as tf
+data = tf.data.Dataset.range(8).map(lambda i: tf.zeros([256, 256]) + tf.cast(i, tf.float32)).repeat().cache()
+step = tf.function(tf.reduce_sum)
+for image, _ in zip(data, range(40)):
+    step(image)
+print("ran")
+"""
+
+
+def test_a_remedy_is_measured_and_prints_nothing_of_its_own(tmp_path):
+    run = doctor(tmp_path, CACHE, "--try", "--json", "--report", "report.json")
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["suspects"][0]["kind"] == "cache behind repeat()", told
+    (without,) = told["tried"]
+    assert re.match(r"no cache\(\) in memory: tensors, peak: [\d.]+ MiB, now [\d.]+ MiB: \d+% less", without), without
+    assert "no suspect any more: cache behind repeat()" in without
+    assert (run.out, run.returncode) == ("ran\n", 0) and run.err.count("doctor: trying") == 1
+
+
+def test_what_only_the_code_can_change_is_said(tmp_path):
+    script = "import tensorflow as tf\nkept = []\nf = tf.function(lambda x: x * 2)\nfor n in range(70):\n    kept.append(f(tf.ones([256, 256])))\n"
+    doctor(tmp_path, script, "--try", "--json", "--report", "report.json")
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["suspects"][0]["place"] == "train.py:5"
+    assert told["tried"] == [
+        "retained tensors: nothing to try from outside; in the code: " + told["suspects"][0]["change"]
+    ]
