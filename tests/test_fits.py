@@ -290,8 +290,30 @@ def test_what_cannot_be_predicted_says_what_to_do():
     for step, words in [(loop_of_the_data, "depends on the data"), (asks_for_numbers, "cannot be traced")]:
         with pytest.raises(CannotPredict, match=words):
             predict(step, batch=4, input=(8,))
+
+    def model_that_asks():
+        import keras
+
+        class Numbers(keras.Model):
+            def call(self, x):
+                return x * float(x.numpy().mean())
+
+        return Numbers()
+
+    with pytest.raises(CannotPredict, match="'numpy'.*asks a tensor for its numbers"):
+        predict(model_that_asks, batch=4, input=(8,))
     with pytest.raises(CannotPredict, match="keras.applications"):
         predict("NoSuchNet")
+
+
+def test_a_file_has_all_changes_predicted(tmp_path):
+    from labsupport.fits.plan import plan
+    from labsupport.fits.prediction import predict
+
+    small_cnn().save(tmp_path / "cnn.keras")
+    changes = plan(predict(str(tmp_path / "cnn.keras"), batch=16))
+    assert {change.lab for change in changes if change.level is None} == {"recomputation"}
+    assert "gradient_accumulation" in {change.lab for change in changes}
 
 
 @pytest.fixture

@@ -144,7 +144,8 @@ def _tell_plan(prediction, changes, see_lab, console):
         if change.level is None:
             words = f"not predicted: {change.why}"
         else:
-            words = f"{mib(prediction.level - change.level)} less, {mib(change.level)} in all"
+            saved = prediction.level - change.level
+            words = f"{mib(abs(saved))} {'less' if saved >= 0 else 'more'}, {mib(change.level)} in all"
         console.print(f"  {change.words}: {words}; {see_lab(change.lab)}", markup=False)
 
 

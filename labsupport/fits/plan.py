@@ -30,7 +30,8 @@ def changes(wanted):
             ("plain SGD", "where_memory_goes", replace(wanted, optimizer="sgd")),
             ("all layers but the last frozen", "shapes_and_layers", replace(wanted, frozen=True)),
         ]
-    if wanted.precision is None:
+    in_file = isinstance(wanted.what, str) and wanted.what.endswith(".keras")  # where each layer's dtype stands
+    if wanted.precision is None and not in_file:
         found.append(("mixed_bfloat16 precision", "mixed_precision", replace(wanted, precision="mixed_bfloat16")))
     return found
 

@@ -118,8 +118,12 @@ def _from_file(path):
             config = json.loads(file.read("config.json"))
     except (OSError, zipfile.BadZipFile, KeyError) as error:
         raise CannotPredict(f"{path} cannot be read as a .keras file: {error}") from None
+    compiled = config.pop("compile_config", None)  # which would build the optimizer, before it is known how
     try:
-        return keras.saving.deserialize_keras_object(config)
+        model = keras.saving.deserialize_keras_object(config)
+        if compiled:
+            model.compile(**keras.saving.deserialize_keras_object(compiled))
+        return model
     except (TypeError, ValueError) as error:
         raise CannotPredict(
             f"{path}: {error}".splitlines()[0] + "; give the function that builds the model instead"

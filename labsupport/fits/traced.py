@@ -4,12 +4,14 @@ Grappler is TensorFlow's own: a tf.function runs the graph that it leaves. What 
 """
 
 import contextlib
+import re
 from dataclasses import dataclass
 
 from labsupport.fits.graph import ITEM, Tensor, Variable
 from labsupport.fits.kernels import VIEWS
 from labsupport.fits.lowered import CannotPredict, as_variable, lowered
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras' errors have some, and list what a layer was called with
 _HANDLE = Tensor((), "resource")
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -36,10 +38,11 @@ def traced(make):
 
     outer = tf.Graph()
     with outer.as_default(), _noting_optimizers() as noted:
-        step, specs, layers = make()
-        function = tf.function(step)
         try:
-            concrete = function.get_concrete_function(*specs)
+            step, specs, layers = make()
+            concrete = tf.function(step).get_concrete_function(*specs)
+        except CannotPredict:
+            raise
         except Exception as error:
             raise CannotPredict(_untraceable(error)) from error
     made = [*outer.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES), *concrete.graph.variables]
@@ -178,9 +181,9 @@ def _simplified(item, remapping):
 
 def _untraceable(error):
     """One sentence on why a step cannot be traced, and what to do."""
-    kind, text = type(error).__name__, str(error).strip().splitlines()
-    why = text[-1].strip() if text else ""
-    if any(word in str(error) for word in ("numpy()", "NumPy", "__array__", "EagerTensor", "eager execution")):
+    kind, text = type(error).__name__, _COLOUR.sub("", str(error)).partition("\n\nArguments received by")[0].strip()
+    why = text.splitlines()[-1].strip() if text else ""
+    if any(word in text for word in ("numpy()", "'numpy'", "NumPy", "__array__", "EagerTensor", "eager execution")):
         advice = "it asks a tensor for its numbers while it is traced: use TensorFlow's operations, or measure it with labsupport.run()"
     else:
         advice = "make it run inside a tf.function, or measure it with labsupport.run()"
