@@ -246,11 +246,12 @@ def room(batches=12, first_length=16, growth=16):
 lab.explore(room, batches=(1, 40), first_length=(16, 256, 16), growth=(0, 64, 4))
 
 # %% [markdown]
-# On a GPU, three settings change the picture. They cannot be measured without one; each line is the command to try there:
+# On a GPU, three settings change the picture. Each line is the command to try there. The second is measured without one, too,
+# in [lab 26](26_the_gpu_is_full.ipynb), with what it does for others on the same device:
 #
 # * `TF_GPU_ALLOCATOR=cuda_malloc_async python train.py`: the driver's allocator, which can move freed pages together.
 # * `tf.config.experimental.set_memory_growth(gpu, True)`: the region grows in pieces, which are never joined. Others can use
-#   the rest of the card; fragmentation gets worse.
+#   the rest of the card; more of it can be lost in rests.
 # * `tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=4096)])`: one
 #   region of a fixed size.
 #
