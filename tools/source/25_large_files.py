@@ -21,6 +21,7 @@ GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
 import mmap
+import sys
 import time
 
 import h5py
@@ -107,7 +108,8 @@ def handed_over(path):
 
 
 failure = lab.run(handed_over, H5, outside=OUTSIDE, label='fit(file["x"])')
-lab.expect_oom(failure)
+if sys.platform == "linux":  # elsewhere a process cannot be limited that sharply
+    lab.expect_oom(failure)
 
 # %% [markdown]
 # It died in NumPy, in the line that begins to train. Without that limit:
