@@ -35,6 +35,7 @@ TABLE = {
     "the_gpu_is_full": ("weights", "failure", "fix", ("first", "grown")),  # larger than what others left of the device
     "the_profiler": ("batch-bound activations", "failure", "fix", ()),
     "large_files": ("input copy", "failure", "fix", ()),  # NumPy's array of a file that fit() was given
+    "preparing_data": ("data converted whole", "failure", "fix", ()),
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 

@@ -293,7 +293,7 @@ def test_every_kind_has_a_rule_and_a_test():
     grown = {"retracing", "models kept alive", "old optimizers after compile()", "retained tensors", "buffer"}
     grown.add("cache behind repeat()")
     beside = {"copies in child processes", "copy on the host while saving"}
-    assert grown | beside | LARGE.keys() | {"fragmentation"} == set(LABS)
+    assert grown | beside | LARGE.keys() | {"fragmentation", "data converted whole"} == set(LABS)
 
 
 def test_room_in_pieces_is_fragmentation_and_a_full_budget_is_not():
@@ -338,6 +338,16 @@ def test_an_array_that_numpy_found_no_room_for_before_the_first_step_is_a_copy_o
     assert kinds(before) == ["input copy"] and "one array of all data at t.py:7" in evidence(before)
     assert diagnose(before).suspects[0].size == 128 * MIB
     assert kinds(out_of_room(one())) == []  # results that were collected, perhaps
+@pytest.mark.parametrize(("held", "named"), [(2, ["data converted whole"]), (300, ["input copy"])])
+def test_an_array_much_larger_than_all_data_is_a_conversion(held, named):
+    """And one as large as they are is a copy."""
+    facts = Facts(censuses=[Census(0, 0, arrays=held * MIB)])
+    result = died(facts, Cause.MEMORY, peak=0, wanted=None, process=[(1.0, 9 * MIB)])
+    shape = "an array with shape (23832, 168, 8) and data type float64"
+    result.error.message = f"Out of memory outside TensorFlow's allocator (Unable to allocate 244. MiB for {shape})"
+    assert kinds(result) == named
+    if held == 2:
+        assert "one array of 244.0 MiB, float64 of the shape (23832, 168, 8)" in evidence(result)
 
 
 def test_a_crash_while_an_array_is_copied_is_a_copy():

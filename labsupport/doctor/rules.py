@@ -38,6 +38,7 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "old optimizers after compile()": ("where_memory_goes", "a_model_per_trial"),
     "garbage that waits for the collector": ("leaks_over_epochs",),
     "one operation's large output": ("shapes_and_layers",),
+    "data converted whole": ("preparing_data", "arrays_into_datasets"),
     "cache behind repeat()": ("pipeline_buffers",),
     "copies in child processes": ("generators",),
     "copy on the host while saving": ("where_memory_goes",),
@@ -93,7 +94,9 @@ _CHILDREN_MADE, _STILL_LATE = 32 * MIB, 0.2
 # Times what is in use: an operation that joins pieces asks for about as much as they are.
 _OUTSIZE = 2
 # NumPy's own words (numpy/_core/_exceptions.py): three digits and a unit.
-_NO_ARRAY = re.compile(r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array")
+_NO_ARRAY = re.compile(
+    r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array(?: with shape (\([\d, ]*\)) and data type (\w+))?"
+)
 _SAVING = re.compile(
     r"\.save\w*\(|\bsave_model\("
 )  # Keras takes its own frames out of a traceback: the script's line is left
@@ -577,6 +580,21 @@ def large_output(death):
         )
 
 
+def converted_whole(death):
+    """One array of NumPy's much larger than all data that were held: a conversion that makes many bytes of one."""
+    asked = death.outside and _NO_ARRAY.search(death.result.error.message)
+    if not asked or not death.data:  # of data that lie in a file nothing is known
+        return
+    number, unit, shape, dtype = asked.groups()
+    size = parse_size(f"{number} {unit}")
+    if size > _OUTSIZE * death.data:
+        sentence = (
+            f"one array of {mib(size)}, {dtype} of the shape {shape}, was to be made beside {mib(death.data)} of data: windows, "
+            "padding or dummies of all rows at once, for instance; a pipeline makes those of one batch"
+        )
+        yield Suspect("data converted whole", size, [sentence], _place(death.result))
+
+
 def _place(result):
     """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
     frames = result.error.frames if result.error else []
@@ -627,7 +645,7 @@ SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas
 def _by_size(result, parts, known):
     """Suspects of a run that died of memory, beside those `known` to grow."""
     death = Death.of(result, parts)
-    if alone := [*fragmentation(death), *large_output(death)]:
+    if alone := [*fragmentation(death), *large_output(death), *converted_whole(death)]:
         return alone
     found = [suspect for rule in SIZE for suspect in rule(death)]
     if death.outside:
