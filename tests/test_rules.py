@@ -338,6 +338,8 @@ def test_an_array_that_numpy_found_no_room_for_before_the_first_step_is_a_copy_o
     assert kinds(before) == ["input copy"] and "one array of all data at t.py:7" in evidence(before)
     assert diagnose(before).suspects[0].size == 128 * MIB
     assert kinds(out_of_room(one())) == []  # results that were collected, perhaps
+
+
 @pytest.mark.parametrize(("held", "named"), [(2, ["data converted whole"]), (300, ["input copy"])])
 def test_an_array_much_larger_than_all_data_is_a_conversion(held, named):
     """And one as large as they are is a copy."""

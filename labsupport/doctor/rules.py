@@ -58,6 +58,7 @@ CHANGES = {  # kind: what to change
     "old optimizers after compile()": "compile once, and set model.optimizer.learning_rate afterwards",
     "garbage that waits for the collector": "break the cycle of references, or call gc.collect() between epochs",
     "one operation's large output": "work in pieces: the output of this operation need not exist whole",
+    "data converted whole": "convert a batch at a time, in map() of a pipeline or in a generator",
     "cache behind repeat()": "put cache() before repeat()",
     "copies in child processes": "take fewer workers, or threads, and keep in a worker only what it needs",
     "copy on the host while saving": "set large arrays as weights in place of an initializer's constant",
@@ -583,13 +584,14 @@ def large_output(death):
 def converted_whole(death):
     """One array of NumPy's much larger than all data that were held: a conversion that makes many bytes of one."""
     asked = death.outside and _NO_ARRAY.search(death.result.error.message)
-    if not asked or not death.data:  # of data that lie in a file nothing is known
+    if not asked:
         return
     number, unit, shape, dtype = asked.groups()
-    size = parse_size(f"{number} {unit}")
-    if size > _OUTSIZE * death.data:
+    size, facts = parse_size(f"{number} {unit}"), death.result.facts
+    held = death.parts.data + max(facts.censuses[-1].arrays, facts.converted.bytes)
+    if held and size > _OUTSIZE * held:  # of data that lie in a file nothing is known
         sentence = (
-            f"one array of {mib(size)}, {dtype} of the shape {shape}, was to be made beside {mib(death.data)} of data: windows, "
+            f"one array of {mib(size)}, {dtype} of the shape {shape}, was to be made beside {mib(held)} of data: windows, "
             "padding or dummies of all rows at once, for instance; a pipeline makes those of one batch"
         )
         yield Suspect("data converted whole", size, [sentence], _place(death.result))
