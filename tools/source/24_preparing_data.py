@@ -36,7 +36,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 HOURS = lab.choose(SCALE, quick=24_000, full=96_000)
 OUTSIDE = lab.choose(SCALE, quick="176 MiB", full="700 MiB")
-SENSORS, WEEK, BATCH, EPOCHS = 8, 168, 64, 3
+SENSORS, WEEK, BATCH, EPOCHS = 8, 168, 64, 2
 
 
 def readings():
@@ -266,6 +266,7 @@ for bars, hatch in zip(axes.containers, ("", "//", "..")):
     plt.setp(bars, hatch=hatch)
 axes.invert_yaxis()
 axes.set(xlabel="times the data (logarithmic)", xlim=(0.1, None))
+axes.xaxis.set_major_formatter("{x:g}")  # 10, not 10¹
 plt.show()
 stages.assign(times=stages["worst moment"] / stages["data"]).round(1)
 
