@@ -36,6 +36,7 @@ TABLE = {
     "the_profiler": ("batch-bound activations", "failure", "fix", ()),
     "large_files": ("input copy", "failure", "fix", ()),  # NumPy's array of a file that fit() was given
     "preparing_data": ("data converted whole", "failure", "fix", ()),
+    "what_a_process_keeps": ("old optimizers after compile()", "failure", "fix", ()),
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 

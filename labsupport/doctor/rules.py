@@ -35,7 +35,7 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "fragmentation": ("reading_an_oom",),
     "weights": ("where_memory_goes", "mixed_precision", "pruning"),
     "constants in graphs": ("retracing", "arrays_into_datasets"),
-    "old optimizers after compile()": ("where_memory_goes", "a_model_per_trial"),
+    "old optimizers after compile()": ("what_a_process_keeps", "a_model_per_trial"),
     "garbage that waits for the collector": ("leaks_over_epochs",),
     "one operation's large output": ("shapes_and_layers",),
     "data converted whole": ("preparing_data", "arrays_into_datasets"),
