@@ -351,8 +351,8 @@ lab.note(
 assert -removed > weights, "it is the table that keeps what was loaded"
 
 # %% [markdown]
-# So load once and keep the model, or load in a process that ends. For single rows call `model(x)`; for many, `predict()`
-# works off a batch at a time, where `model(x)` holds the outputs of all of them.
+# So load once and keep the model, or load in a process that ends; and call `model(x)` in a loop for its time, if that
+# counts, not for memory.
 #
 # **On a GPU** it has not been measured here. What holds a tensor are Python's names and TensorFlow's graphs, which know
 # nothing of the device; the times are those of this machine.
