@@ -40,7 +40,7 @@ SENSORS, WEEK, BATCH, EPOCHS = 8, 168, 64, 2
 
 
 def readings():
-    """A row for each hour, a column for each sensor. Like most of what NumPy makes, it is float64."""
+    """A row for each hour, a column for each sensor; float64, as most of what NumPy makes."""
     day = np.sin(2 * np.pi * np.arange(HOURS) / 24)
     return day[:, np.newaxis] + np.random.default_rng(0).normal(size=(HOURS, SENSORS))
 
@@ -66,9 +66,10 @@ WINDOWS = HOURS - WEEK
 windows = lab.tensor_mib((WINDOWS, WEEK, SENSORS), "float64")
 predicted = windows + 3 * windows / 2
 print(
-    f"windows: {WINDOWS} × {WEEK} × {SENSORS} × 8 B = {windows:.0f} MiB, {windows / series:.0f} times"
+    f"windows: {WINDOWS} × {WEEK} × {SENSORS} × 8 B = {windows:.0f} MiB, "
+    f"{windows / series:.0f} times the series"
 )
-print(f"the series; with what fit makes of them {predicted:.0f} MiB")
+print(f"with what fit makes of them {predicted:.0f} MiB")
 
 
 # %% [markdown]
@@ -297,7 +298,8 @@ def all_windows(thousand_hours=24, length=168, stride=1):
     size = lab.tensor_mib((first, length, SENSORS), "float64")
     whole = lab.tensor_mib((1000 * thousand_hours, SENSORS), "float64")
     print(
-        f"series {whole:6.2f} MiB, all windows {size:9.2f} MiB: {size / whole:5.1f} times (predicted)"
+        f"series {whole:6.2f} MiB, all windows {size:9.2f} MiB: "
+        f"{size / whole:5.1f} times (predicted)"
     )
 
 
