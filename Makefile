@@ -7,8 +7,9 @@
 # make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
 # make zoo     how good predictions are: models measured and predicted, data/recorded/zoo.csv; hours   (ARGS=--tell for its figures)
+# make releases  the verdicts under eight releases of TensorFlow, data/recorded/releases.json; hours   (ARGS="--releases 2.15 --labs 08_loop_accumulation")
 # make chaos   arms that misbehave in every way, two at a time; nothing may be left (ARGS="--arms 1000")
-# make newest  the tests with the newest versions in place of the pinned ones, in an environment of their own
+# make newest  with the newest versions in place of the pinned ones, in an environment of their own: which verdicts changed, then the tests
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,7 +23,7 @@ QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)
 SLOW := book browser capstone cases checks classroom do_no_harm doctor doctor_cli doctor_notebook doctor_page labs looks magic notebook_runs peak trying wheel
 FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
-.PHONY: lab check test in_step labs report book looks bench zoo chaos newest
+.PHONY: lab check test in_step labs report book looks bench zoo releases chaos newest
 
 lab: $(READY)
 	$(BIN)/python tools/working_copy.py my_labs
@@ -61,14 +62,18 @@ bench: $(READY)
 zoo: $(READY)
 	$(BIN)/python tools/zoo.py $(ARGS)
 
+releases: $(READY)
+	$(BIN)/python tools/releases.py $(ARGS)
+
 chaos: $(READY)
 	$(BIN)/python tools/chaos.py $(ARGS)
 
-newest:
+newest: $(READY)
 	$(PYTHON) -m venv build/newest
 	sed 's/==[^ ]*//; s/#.*//' requirements.txt > build/newest.txt
 	build/newest/bin/pip install --upgrade -r build/newest.txt -e .
 	$(call QUIET,build/newest)
+	$(BIN)/python tools/releases.py --against-record build/newest/bin/python
 	build/newest/bin/python -m pytest -n auto $(ARGS)
 
 $(READY): requirements.txt pyproject.toml tools/overrides.json
