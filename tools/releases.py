@@ -26,8 +26,9 @@ from labsupport.lesson.ledger import is_entry
 ROOT = Path(__file__).parents[1]
 RELEASES = ("2.12", "2.15", "2.16", "2.18", "2.19", "2.20", "2.21", "newest")
 _CELL_SECONDS = 300  # for what takes a tenth of it; a cell that hangs under an old release ends there
-# Versions that belong to one of TensorFlow; pip finds the others, since all of them say what they go with.
-_BESIDE = {"2.12": ["tf-keras~=2.15.0", "numpy<1.24"]}
+# Keras as it was in the month of a release (PyPI's dates); before 2.16 it has TensorFlow's own number.
+_KERAS = {"2.16": "3.1", "2.18": "3.6", "2.19": "3.9", "2.20": "3.11"}
+_NO_TF_KERAS = "2.12"  # older than that package, and Keras 2 itself
 
 
 def environment(release):
@@ -36,9 +37,10 @@ def environment(release):
     if not (folder / "ready").exists():
         wanted = "" if release == "newest" else f"~={release}.0"
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        packages = [f"tensorflow{wanted}", f"tf-keras{wanted}", "tensorflow-model-optimization", "ipykernel"]
-        command = [folder / "bin" / "pip", "install", "-q", *packages, f"{ROOT}[notebook]", *_BESIDE.get(release, [])]
-        subprocess.run(command, check=True)
+        packages = [f"tensorflow{wanted}", "tensorflow-model-optimization", "ipykernel", f"{ROOT}[notebook]"]
+        packages += [f"keras~={_KERAS[release]}.0"] if release in _KERAS else []
+        packages += [f"tf-keras{wanted}"] * (release != _NO_TF_KERAS)
+        subprocess.run([folder / "bin" / "pip", "install", "-q", *packages], check=True)
         subprocess.run(
             [folder / "bin" / "pip", "uninstall", "-q", "-y", "labsupport"], check=True
         )  # it is PYTHONPATH's
