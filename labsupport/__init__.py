@@ -25,7 +25,7 @@ _HOME = {
     "lesson.course": ("load_tensorflow", "explore", "choose", "note"),
     "doctor.checks": ("memory_budget", "assert_no_growth"),
     "doctor.magic": ("load_ipython_extension",),
-    "learner.guide": ("find_lab",),
+    "learner.guide": ("find_lab", "reading_paths"),
     "learner.standing": ("progress", "guesses"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

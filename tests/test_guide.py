@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from labsupport.learner.guide import search, table
-from labsupport.lesson.catalogue import labs, see_lab
+from labsupport.lesson.catalogue import labs, paths, see_lab
 
 LABS = Path(__file__).parents[1] / "labs"
 
@@ -36,6 +36,14 @@ def test_prerequisites_exist_and_come_in_an_order():
         lab.symptom and lab.title and lab.time and len(lab.exercises) >= 2 and len(lab.symptoms) >= 2
         for lab in labs().values()
     )
+
+
+def test_every_lab_stands_on_a_path_behind_what_it_builds_on():
+    assert {lab.slug for path in paths().values() for lab in path} == labs().keys() - {"where_memory_goes"}
+    for path in paths().values():
+        for place, lab in enumerate(path):
+            later = {other.slug for other in path[place:]}
+            assert not later & set(lab.needs), f"{lab.slug} stands before {later & set(lab.needs)}"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import nbformat
 import papermill
 import zoo_table
 
-from labsupport.lesson.catalogue import labs
+from labsupport.lesson.catalogue import labs, paths
 from labsupport.lesson.claims import SIGNS, UNTESTABLE, VERDICT_MIME, claims, figures_text, judge, otherwise
 from labsupport.showing import apart
 from labsupport.showing.cards import template
@@ -117,12 +117,15 @@ def table(ledger):
 
 
 def list_of_labs():
-    """The list of labs in Markdown, for the page on labs."""
+    """The list of labs in Markdown, and the ways through them, for the page on labs."""
+    link = lambda lab, words: f"[{words}](../../../labs/{lab.name}.ipynb)"
     rows = ["| | lab | to work through |", "|---|---|---|"]
     for lab in labs().values():
-        rows.append(
-            f"| {lab.number} | [{lab.title}](../../../labs/{lab.name}.ipynb) | {lab.minutes}{' minutes' * lab.minutes.isdigit()} |"
-        )
+        rows.append(f"| {lab.number} | {link(lab, lab.title)} | {lab.minutes}{' minutes' * lab.minutes.isdigit()} |")
+    first = labs()["where_memory_goes"]
+    rows += ["", f"Ways through them, each after {link(first, first.title)}:", ""]
+    for words, path in paths().items():
+        rows.append(f"* **{words}**: {' → '.join(link(lab, f'{lab.number} {lab.title}') for lab in path)}")
     return "\n".join(rows)
 
 
@@ -200,12 +203,12 @@ def main():
     parser.add_argument("--check", action="store_true", help="fail if they have drifted; write nothing")
     parser.add_argument("--scale", default="quick", choices=("quick", "full"))
     options = parser.parse_args()
-    paths, failed = sorted((ROOT / "labs").glob("[0-9]*.ipynb")), {}
+    notebooks, failed = sorted((ROOT / "labs").glob("[0-9]*.ipynb")), {}
     if options.readme or options.check:
-        ledger = [entry for path in paths for entry in verdicts(path)]
+        ledger = [entry for path in notebooks for entry in verdicts(path)]
         update_readme(ledger, options.check)
     else:
-        ledger, failed = run_all(paths, options.scale)
+        ledger, failed = run_all(notebooks, options.scale)
         target = ROOT / "build" / "report.html"
         target.write_text(page(ledger, failed))
         print(f"{target.relative_to(ROOT)}: {len(ledger)} verdicts")

@@ -10,7 +10,7 @@ import snowballstemmer
 from bm25s.stopwords import STOPWORDS_EN
 from rapidfuzz import fuzz, process
 
-from labsupport.lesson.catalogue import labs, synonyms
+from labsupport.lesson.catalogue import labs, paths, synonyms
 from labsupport.showing.cards import show_widget, template
 
 # A still table, which stays in the saved notebook. JupyterLab sets tables to the right, as for numbers.
@@ -25,6 +25,14 @@ _TABLE = template(
     '<a href="{{ labs[needed].name }}.ipynb">{{ labs[needed].number }}</a>{% else %}–{% endfor %}</td>'
     '<td style="text-align:left">{{ lab.minutes }}</td></tr>'
     "{% endfor %}</tbody></table>"
+)
+
+_PATHS = template(
+    "<p>Each begins after "
+    '<a href="{{ first.name }}.ipynb">{{ first.title }}</a>.</p><ul>'
+    "{% for words, path in paths.items() %}<li><b>{{ words }}</b>: "
+    '{% for lab in path %}{{ " → " if not loop.first }}<a href="{{ lab.name }}.ipynb">{{ lab.number }} {{ lab.title }}</a>'
+    "{% endfor %}</li>{% endfor %}</ul>"
 )
 
 _NOTHING = template(
@@ -202,3 +210,10 @@ def find_lab(query=""):
     shown = display(HTML(table(query)), display_id=True)
     # The table is no widget: JupyterLab opens its links in a tab, and a saved notebook keeps it.
     box.observe(lambda change: shown.update(HTML(table(change["new"]))), "value")
+
+
+def reading_paths():
+    """Ways through the series, by what a reader is about, with links for a page in labs/."""
+    from IPython.display import HTML, display
+
+    display(HTML(_PATHS.render(first=labs()["where_memory_goes"], paths=paths())))

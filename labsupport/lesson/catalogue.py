@@ -48,6 +48,11 @@ def synonyms():
     return _map()["synonyms"]
 
 
+def paths():
+    """{"On a GPU": [Lab, …]}: ways through the series, each in its reading order, from data/map.toml."""
+    return {words: [labs()[slug] for slug in slugs] for words, slugs in _map()["paths"].items()}
+
+
 @cache
 def labs():
     """{"image_stacking": Lab} in the order of their numbers."""

@@ -6,12 +6,12 @@ import textwrap
 import types
 
 FORMULA_MIME = "application/vnd.labsupport.formula+json"  # beside the sliders in a saved notebook; tools/book reads it
-# What a formula uses of labsupport, for float32, in Python that needs no module.
+# What a formula uses of labsupport, in Python that needs no module.
 OF_LABSUPPORT = """\
 class lab:
     @staticmethod
-    def tensor_mib(shape):
-        size = 4 / 2**20
+    def tensor_mib(shape, dtype="float32"):
+        size = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}[dtype] / 2**20
         for length in shape:
             size *= length
         return size

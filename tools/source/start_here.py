@@ -17,6 +17,12 @@ import labsupport as lab
 lab.find_lab()
 
 # %% [markdown]
+# ## Ways through the series
+
+# %%
+lab.reading_paths()
+
+# %% [markdown]
 # ## Your progress and your guesses
 #
 # When you work through a lab in JupyterLab, its guess, exercises and verdicts are written to a plain text file on this
