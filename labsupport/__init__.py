@@ -16,6 +16,7 @@ _HOME = {
     "showing.apart": ("take_apart",),
     "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE"),
     "fits.prediction": ("predict",),
+    "fits.plan": ("plan",),
     "fits.lowered": ("CannotPredict",),
     "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
     "lesson.guessing": ("guess",),
