@@ -37,6 +37,7 @@ TABLE = {
     "large_files": ("input copy", "failure", "fix", ()),  # NumPy's array of a file that fit() was given
     "preparing_data": ("data converted whole", "failure", "fix", ()),
     "what_a_process_keeps": ("old optimizers after compile()", "failure", "fix", ()),
+    "will_it_fit": ("batch-bound activations", "failure", "fix", ()),
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 
