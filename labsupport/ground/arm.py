@@ -501,5 +501,6 @@ def told(raised, log, result):
 
 
 def _placed(text):
-    """A text with tracebacks in it, their files named as a learner knows them."""
-    return re.sub(r'File "([^"]+)"', lambda match: f'File "{place(match[1])}"', text)
+    """A text with tracebacks and warnings in it, their files named as a learner knows them."""
+    text = re.sub(r'File "([^"]+)"', lambda match: f'File "{place(match[1])}"', text)
+    return re.sub(r"^(/.+\.py)(?=:\d+: \w*Warning: )", lambda match: place(match[1]), text, flags=re.MULTILINE)
