@@ -39,6 +39,7 @@ TEXTS = {
     "CONTRIBUTING.md": "contributing",
     "data/README.md": "data",
     "data/verdicts.md": "verdicts",
+    "data/releases.md": "releases",
     "data/zoo.md": "zoo",
 } | {f"tools/book/pages/{path.name}": path.stem for path in (HERE / "pages").glob("*.md")}
 SEARCH = """\
@@ -162,7 +163,7 @@ def contents():
     listed = "\n".join(f"labs/{lab.name}" for lab in labs().values())
     rest = {
         "Labs": f"labs\n{listed}",
-        "Verdicts": "verdicts",
+        "Verdicts": "verdicts\nreleases",
         "Tools": "begin\ndoctor\nfits\nzoo\nchecks\nreference\nprogress",
         "For teachers and makers": "teaching\nclassroom\ncontributing\nci\ndata",
     }

@@ -29,6 +29,7 @@ _CELL_SECONDS = 300  # for what takes a tenth of it; a cell that hangs under an 
 # Keras as it was in the month of a release (PyPI's dates); before 2.16 it has TensorFlow's own number.
 _KERAS = {"2.16": "3.1", "2.18": "3.6", "2.19": "3.9", "2.20": "3.11"}
 _NO_TF_KERAS = "2.12"  # older than that package, and Keras 2 itself
+_BESIDE = {"2.12": ["ipython<8.19"]}  # later ones need newer typing_extensions than it allows, and do not tell pip
 
 
 def environment(release):
@@ -39,6 +40,7 @@ def environment(release):
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         packages = [f"tensorflow{wanted}", "tensorflow-model-optimization", "ipykernel", f"{ROOT}[notebook]"]
         packages += [f"keras~={_KERAS[release]}.0"] if release in _KERAS else []
+        packages += _BESIDE.get(release, [])
         packages += [f"tf-keras{wanted}"] * (release != _NO_TF_KERAS)
         subprocess.run([folder / "bin" / "pip", "install", "-q", *packages], check=True)
         subprocess.run(

@@ -1,6 +1,6 @@
 """The claims report: `python tools/report.py` runs all labs and writes build/report.html.
 
-`--readme` writes parts of the README and of the site's pages, data/verdicts.md and data/zoo.md from the committed notebooks and the zoo's table,
+`--readme` writes parts of the README and of the site's pages, data/verdicts.md, data/zoo.md and data/releases.md from the committed notebooks and what is recorded,
 `--check` fails if they have drifted. Page, parts and table come from the verdicts that the notebooks left in their outputs, never from a list by hand.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import papermill
+import releases_table
 import zoo_table
 
 from labsupport.lesson.catalogue import labs, paths
@@ -22,6 +23,7 @@ from labsupport.showing.cards import template
 ROOT = Path(__file__).parents[1]
 README, PAGES = ROOT / "README.md", ROOT / "tools" / "book" / "pages"
 TABLE, ZOO = ROOT / "data" / "verdicts.md", ROOT / "data" / "zoo.md"
+RELEASES = ROOT / "data" / "releases.md"
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -179,13 +181,11 @@ def update_readme(ledger, only_check):
         PAGES / "fits.md": ("zoo", zoo_table.summary(zoo)),
     }
     new = {path: _with(path.read_text(), *part) for path, part in parts.items()}
-    new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo)}
+    new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo), RELEASES: releases_table.page(releases_table.read())}
     drifted = [path.name for path, text in new.items() if not path.exists() or path.read_text() != text]
     if only_check:
         if drifted:
-            sys.exit(
-                f"{', '.join(drifted)}: drifted from the notebooks, or from data/recorded/zoo.csv: run `make labs`"
-            )
+            sys.exit(f"{', '.join(drifted)}: drifted from the notebooks, or from data/recorded: run `make labs`")
         return
     for path, text in new.items():
         path.write_text(text)

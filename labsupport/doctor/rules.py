@@ -614,7 +614,9 @@ def optimizer_state(death):
         told = [
             "memory ran out in the optimizer's update: its intermediates have the size of the weights"
         ] * death.updating
-        size = parts.slots + parts.other_variables + death.working * death.updating
+        # Beside what earlier models and optimizers left, the update is the last straw and not the load.
+        update = death.working if death.updating and not parts.earlier_models else 0
+        size = parts.slots + parts.other_variables + update
         yield Suspect("optimizer state", size, [sizes, *told, death.failing])
 
 
