@@ -53,11 +53,12 @@ def _told(claim, facts):
 def page(table):
     """All releases in Markdown: the grid of verdicts, then each claim that came out in more than one way, with figures."""
     named = _named(table)
+    judged = sorted({claim for row in table.values() for claim in row["claims"]} & claims().keys())
     lines = [
         "# Verdicts through the releases",
         "",
         "Advice was often true once. Each column is a release of TensorFlow in which the labs of this course ran as they",
-        "are; the figures are of one run each, on a CPU. Made from [releases.json](recorded/releases.json), which",
+        f"are; the figures are of one run each, on a CPU. {len(judged)} of {len(claims())} claims so far. Made from [releases.json](recorded/releases.json), which",
         "`make releases` records, by `tools/report.py --readme`, never by hand.",
         "",
         "![Verdicts by claim and release](recorded/releases.svg)",
@@ -65,18 +66,17 @@ def page(table):
         "| | claim | " + " | ".join(named.values()) + " |",
         "|---|---|" + "---|" * len(named),
     ]
-    judged = sorted({claim for row in table.values() for claim in row["claims"]} & claims().keys())
     for claim in judged:
         verdicts = [table[name]["claims"].get(claim, {}).get("verdict") for name in named]
         cells = [f"{_SIGNS[verdict]} {verdict}" if verdict else "not tried" for verdict in verdicts]
         lines.append(f"| {claim} | {claims()[claim]['claim']} | " + " | ".join(cells) + " |")
-    lines += ["", "## What came out in more than one way", ""]
+    several = []
     for claim in judged:
         found = {name: table[name]["claims"][claim] for name in named if claim in table[name]["claims"]}
         if len({facts["verdict"] for facts in found.values()}) > 1:
-            lines += [f"**{claim}** {claims()[claim]['claim']}", ""]
-            lines += [f"* {named[name]}: {facts['verdict']}; {_told(claim, facts)}" for name, facts in found.items()]
-            lines.append("")
+            several += ["", f"**{claim}** {claims()[claim]['claim']}", ""]
+            several += [f"* {named[name]}: {facts['verdict']}; {_told(claim, facts)}" for name, facts in found.items()]
+    lines += ["", "## What came out in more than one way", *(several or ["", "Nothing yet."])]
     return "\n".join(lines).rstrip() + "\n"
 
 

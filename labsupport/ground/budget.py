@@ -176,8 +176,7 @@ class Budget:
         """
         if device.startswith("CPU"):
             with tf.device(device):
-                size = (self.region // MIB - _FIRST_REGION_MIB) * MIB
-                tf.raw_ops.Empty(shape=[size // 16], dtype=tf.complex128)
+                tf.raw_ops.Empty(shape=[self.region // MIB - _FIRST_REGION_MIB, MIB // 8], dtype=tf.float64)
 
     def limit_process(self, free=None):
         """Cap private writable memory (Linux). Elsewhere the parent's watch on the resident set is the only cap.
