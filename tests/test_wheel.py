@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
