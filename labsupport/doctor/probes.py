@@ -19,6 +19,7 @@ import numpy as np
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.names import own, own_frames
+from labsupport.doctor.wrapping import wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Converted, Facts, Function, sendable
@@ -102,17 +103,17 @@ class Probe:
 
         # Inside of TensorFlow's own filter of tracebacks, which then takes out our frames, too.
         polymorphic_function.Function.__call__ = inspect.unwrap(polymorphic_function.Function.__call__)
-        _wrap(polymorphic_function.Function, "__call__", self._function_call)
+        wrap(polymorphic_function.Function, "__call__", self._function_call)
         function = polymorphic_function.Function
         function.__call__ = traceback_utils.filter_traceback(function.__call__)
         _stay_out_of_tracebacks(traceback_utils)
-        _wrap(backprop.GradientTape, "__enter__", self._tape_enter)
-        _wrap(backprop.GradientTape, "__exit__", self._tape_exit)
-        _wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
-        _wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
-        _wrap(constant_op, "convert_to_eager_tensor", self._convert)
-        _wrap(tensor_util, "make_tensor_proto", self._bake)
-        _wrap(session.BaseSession, "run", self._session_run)
+        wrap(backprop.GradientTape, "__enter__", self._tape_enter)
+        wrap(backprop.GradientTape, "__exit__", self._tape_exit)
+        wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
+        wrap(iterator_ops.OwnedIterator, "__next__", self._iterator_next)
+        wrap(constant_op, "convert_to_eager_tensor", self._convert)
+        wrap(tensor_util, "make_tensor_proto", self._bake)
+        wrap(session.BaseSession, "run", self._session_run)
 
     # --- what is noted
 
@@ -322,7 +323,7 @@ class Probe:
         }
         for owner, names in settings.items():
             for name in names:
-                _wrap(owner, name, functools.partial(self._forgiving, name))
+                wrap(owner, name, functools.partial(self._forgiving, name))
 
     def _forgiving(self, name, original, *args, **kwargs):
         try:
@@ -378,14 +379,3 @@ def _without_our_frames(kind, error, trace):
             last.tb_next = trace.tb_next
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(first), first)
-
-
-def _wrap(owner, name, replacement):
-    """From now on owner.name(…) is replacement(original, …)."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args, **kwargs):
-        return replacement(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)

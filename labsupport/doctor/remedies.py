@@ -4,9 +4,10 @@ A trial runs the whole script again, while one of TensorFlow's or Keras' entry p
 given. It shows what the change would save; whether the training is still as good is for the person to judge.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from labsupport.doctor.wrapping import wrap
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,6 @@ class Remedy:
     kinds: tuple
     library: str
     apply: Callable
-
-
-def _around(owner, name, instead):
-    """From now on owner.name(self, …) is instead(original, self, …)."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def replaced(*args, **kwargs):
-        return instead(original, *args, **kwargs)
-
-    setattr(owner, name, replaced)
 
 
 def _dataset():
@@ -43,7 +33,7 @@ def _half(size):
 
 def _half_a_batch():
     for name in ("batch", "padded_batch"):
-        _around(
+        wrap(
             _dataset(),
             name,
             lambda batch, data, batch_size, *args, **more: batch(data, _half(batch_size), *args, **more),
@@ -58,24 +48,24 @@ def _half_a_batch_of_arrays():
         init(adapter, *args, batch_size=batch_size, **more)
         init(adapter, *args, batch_size=_half(adapter._batch_size), **more)  # where none is given Keras chooses one
 
-    _around(ArrayDataAdapter, "__init__", instead)
+    wrap(ArrayDataAdapter, "__init__", instead)
     _half_a_batch()
 
 
 def _prefetch_one():
-    _around(_dataset(), "prefetch", lambda prefetch, data, buffer_size, *args, **more: prefetch(data, 1, *args, **more))
+    wrap(_dataset(), "prefetch", lambda prefetch, data, buffer_size, *args, **more: prefetch(data, 1, *args, **more))
 
 
 def _shuffle_an_eighth():
     def instead(shuffle, data, buffer_size, *args, **more):
         return shuffle(data, max(1, buffer_size // 8) if isinstance(buffer_size, int) else buffer_size, *args, **more)
 
-    _around(_dataset(), "shuffle", instead)
+    wrap(_dataset(), "shuffle", instead)
 
 
 def _no_cache():
     """Without the caches in memory; those in a file stay."""
-    _around(
+    wrap(
         _dataset(), "cache", lambda cache, data, filename="", *args, **more: cache(data, filename) if filename else data
     )
 
@@ -87,7 +77,7 @@ def _adafactor():
         rate = getattr(keras.optimizers.get(optimizer), "learning_rate", 0.001)
         return compile_(model, keras.optimizers.Adafactor(float(rate)), *args, **more)
 
-    _around(keras.Model, "compile", instead)
+    wrap(keras.Model, "compile", instead)
 
 
 def _mixed_precision():
