@@ -453,8 +453,14 @@ def _before_training(facts):
 
 def _no_array(result):
     """Bytes of the array that NumPy found no room for before the first step, as fit() reads a file; 0 if it was none."""
-    found = _NO_ARRAY.search(result.error.message) if _no_step(result.facts) else None
-    return parse_size(f"{found[1]} {found[2]}") if found else 0
+    found = _array_wanted(result) if _no_step(result.facts) else None
+    return found[0] if found else 0
+
+
+def _array_wanted(result):
+    """(bytes, shape, dtype) of the array that NumPy found no room for; None if it was none."""
+    found = _NO_ARRAY.search(result.error.message)
+    return found and (parse_size(f"{found[1]} {found[2]}"), found[3], found[4])
 
 
 def _in_a_pipeline(interval):
@@ -583,11 +589,10 @@ def large_output(death):
 
 def converted_whole(death):
     """One array of NumPy's much larger than all data that were held: a conversion that makes many bytes of one."""
-    asked = death.outside and _NO_ARRAY.search(death.result.error.message)
+    asked = death.outside and _array_wanted(death.result)
     if not asked:
         return
-    number, unit, shape, dtype = asked.groups()
-    size, facts = parse_size(f"{number} {unit}"), death.result.facts
+    (size, shape, dtype), facts = asked, death.result.facts
     held = death.parts.data + max(facts.censuses[-1].arrays, facts.converted.bytes)
     if held and size > _OUTSIZE * held:  # of data that lie in a file nothing is known
         sentence = (
