@@ -8,7 +8,6 @@ into data/recorded/releases.json after each lab.
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from releases_table import NONE
 
+from labsupport.lesson.catalogue import labs
 from labsupport.lesson.ledger import is_entry
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,6 @@ def versions(python):
 def run(path, python):
     """{claim: {"verdict", "figures"} or {"verdict": NONE, "why"}} of a lab that runs in another environment."""
     book = nbformat.read(path, as_version=4)
-    listed = re.findall(r"C\d\d", re.search(r"\| Claims judged \|(.*)\|", book.cells[0].source)[1])
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         # What a lab tells the ledger is told before a verdict is held against the text, which belongs to one release.
@@ -97,7 +96,7 @@ def run(path, python):
         if is_entry(entry) and entry["kind"] == "verdict"
     }
     why = _first_error(book) or gone
-    return {claim: found.get(claim, {"verdict": NONE, "why": why}) for claim in listed}
+    return {claim: found.get(claim, {"verdict": NONE, "why": why}) for claim in labs()[path.stem[3:]].claims}
 
 
 def _first_error(book):
@@ -106,13 +105,13 @@ def _first_error(book):
     return f"{errors[0].ename}: {errors[0].evalue}".splitlines()[0][:300] if errors else ""
 
 
-def record(release, labs):
+def record(release, notebooks):
     """Run labs under a release and keep what their claims came to, after each lab."""
     python = environment(release)
     row = releases_table.read().get(release, {})
     if row.get("versions") != (now := versions(python)):
         row = {"versions": now, "claims": {}}
-    for path in labs:
+    for path in notebooks:
         found = run(path, python)
         row["claims"] |= found
         releases_table.write({**releases_table.read(), release: row})
@@ -120,14 +119,14 @@ def record(release, labs):
     releases_table.draw(releases_table.read())
 
 
-def against_record(python, labs):
+def against_record(python, notebooks):
     """Run labs with another environment's Python and print which verdicts changed since the newest recorded release."""
     table = releases_table.read()
     before = {claim: facts for row in table.values() for claim, facts in row["claims"].items()}
     if "newest" in table:
         before = table["newest"]["claims"]
     now = {}
-    for path in labs:
+    for path in notebooks:
         now |= run(path, python)
     print("\n".join(releases_table.changes(before, now)) or f"No verdict changed: {len(now)} claims.")
 
@@ -140,11 +139,12 @@ def main():
         "--against-record", metavar="PYTHON", help="print which verdicts changed with this Python's TensorFlow"
     )
     options = parser.parse_args()
-    labs = [path for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")) if path.stem in (options.labs or [path.stem])]
+    notebooks = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
+    notebooks = [path for path in notebooks if path.stem in (options.labs or [path.stem])]
     if options.against_record:
-        return against_record(Path(options.against_record).absolute(), labs)
+        return against_record(Path(options.against_record).absolute(), notebooks)
     for release in options.releases:
-        record(release, labs)
+        record(release, notebooks)
 
 
 if __name__ == "__main__":
