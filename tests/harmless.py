@@ -335,7 +335,7 @@ if __name__ == "__main__":
     model.summary()
     raise KeyError("val_accuracy")
 """,
-    "custom loops, a GAN, own devices, garbage in its own time": """
+    "custom loops, a GAN, own devices, garbage in its own time, an error in a pipeline": """
 import gc, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
@@ -377,6 +377,11 @@ try:
     tf.ones([2, 3]) @ tf.ones([2, 3])
 except tf.errors.InvalidArgumentError as error:
     print(type(error).__name__, error.message[:60])
+def broken():
+    yield 1
+    raise ValueError("no second row")
+for row in tf.data.Dataset.from_generator(broken, output_signature=tf.TensorSpec((), tf.int32)):
+    print(int(row))
 """,
     "graphs of TensorFlow 1, others in a spawned process and a thread": """
 import importlib.util, multiprocessing as mp, os, signal, sys, threading

@@ -7,6 +7,7 @@ from collections import Counter
 
 from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable_bytes
 from labsupport.doctor.filling import filled_at
+from labsupport.doctor.made import stage
 from labsupport.doctor.names import by_name, own_frames, own_names
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
@@ -25,9 +26,10 @@ _GROWN, _GROWN_SHARE = MIB, 0.02
 class Censuses:
     """Takes a Census when it is asked, and keeps all of them. Sizes are bytes of the objects themselves."""
 
-    def __init__(self, gauge, tf):
-        self._gauge, self._tf = gauge, tf
+    def __init__(self, gauge, tf, made):
+        self._gauge, self._tf, self._made = gauge, tf, made
         self._elements = weakref.WeakKeyDictionary()  # iterator: {stage: what one element takes}
+        self._lines = weakref.WeakKeyDictionary()  # iterator: {stage: the line that made it}
         self._met = weakref.WeakSet()  # models
         self._number_met = 0
         self._endless = False  # see Buffer
@@ -39,6 +41,7 @@ class Censuses:
     def note_iterator(self, iterator, dataset):
         """A pipeline's stages, while its data set is at hand."""
         self._elements[iterator] = _element_bytes(dataset)
+        self._lines[iterator] = ask(self._made.stages, dataset, {})
         self._endless = self._endless or ask(_caches_behind_repeat, dataset, False)
 
     def take(self, step, frames=(), between=False):
@@ -110,16 +113,16 @@ class Censuses:
 
     def _count_buffers(self, iterators):
         """Bytes that all these iterators buffer now; the most of each stage is kept."""
-        held, elements = Counter(), Counter()
+        held, elements, lines = Counter(), Counter(), {}
         for iterator in iterators:
-            for stage, size, number in ask(self._buffered, iterator, ()):
-                held[stage] += size
-                elements[stage] += number
-        for stage, size in held.items():
-            if stage not in self.buffers or size > self.buffers[stage].size:
-                self.buffers[stage] = Buffer(
-                    size, f"{stage}, {elements[stage]} elements", self._endless and stage.startswith(_CACHES)
-                )
+            for node, size, number in ask(self._buffered, iterator, ()):
+                held[node] += size
+                elements[node] += number
+                lines[node] = _line_of(node, self._lines.get(iterator, {}))
+        for node, size in held.items():
+            if node not in self.buffers or size > self.buffers[node].size:
+                endless = self._endless and node.startswith(_CACHES)
+                self.buffers[node] = Buffer(size, f"{node}, {elements[node]} elements", endless, lines[node])
         return held.total()
 
     def _buffered(self, iterator):
@@ -135,16 +138,21 @@ class Censuses:
         return rows
 
 
+def _line_of(node, lines):
+    """The line of a stage, by the name that tf.data's model has for it: "ParallelMapV2" is the stage ParallelMap, "MemoryCacheImpl" the stage Cache."""
+    found = max((name for name in lines if name in node), key=len, default="")
+    return lines.get(found, "")
+
+
 def _element_bytes(dataset):
     """{stage: bytes of one element, as the allocator rounds them up} of a pipeline's stages, where their shapes are known."""
     found = {}
     while dataset is not None:
-        stage = type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V1")
         size = ask(
             lambda data: [s.num_elements() * t.size for s, t in zip(data._flat_shapes, data._flat_types)], dataset
         )
         if size is not None:
-            found[stage] = sum(-(-one // _ROUNDED_TO) * _ROUNDED_TO for one in size)
+            found[stage(dataset)] = sum(-(-one // _ROUNDED_TO) * _ROUNDED_TO for one in size)
         dataset = getattr(dataset, "_input_dataset", None)
     return found
 

@@ -1,4 +1,4 @@
-"""Where a script puts things into what a name holds: the lines with `name.append(…)`, `name[key] = …`, `name += …` and the like."""
+"""Where a script puts things into what a name holds: the lines with `name.append(…)`, `name[key] = …`, `name += …` and the like; else the line that names it."""
 
 import ast
 import linecache
@@ -15,14 +15,22 @@ _PUT = frozenset(("append", "appendleft", "extend", "add", "update", "insert", "
 
 
 def filled_at(name, value):
-    """The line in short, such as "train.py:41", for a name and what it holds; "" where no line or more than one does it."""
+    """The line in short, such as "train.py:41", for a name and what it holds; "" where no line or more than one does it.
+
+    Where nothing is put into it, it is the one line that gives the name its value.
+    """
     root, attribute = name.split(" in ")[0].split(".")[-1], _heaviest(value)
-    put = [one for file in _own_files() for one in _filled(file, _size(file))]
-    if attribute:  # whatever the object is called there: `self`, for one
-        found = {(file, line) for file, _, last, line in put if last == attribute}
-    else:
-        found = {(file, line) for file, first, _, line in put if first == root}
-    return sendable(_told(*found.pop())) if len(found) == 1 else ""
+    for target in (_put_into, _given_to):
+        put = [one for file in _own_files() for one in _lines(target, file, _size(file))]
+        if attribute:  # whatever the object is called there: `self`, for one
+            found = {(file, line) for file, _, last, line in put if last == attribute}
+        else:
+            found = {
+                (file, line) for file, first, last, line in put if first == root and (target is _put_into or not last)
+            }
+        if found:
+            return sendable(_told(*found.pop())) if len(found) == 1 else ""
+    return ""
 
 
 def _heaviest(value):
@@ -62,25 +70,37 @@ def _size(file):
 
 
 @cache
-def _filled(file, size):
-    """((file, first name, last attribute or "", line), …) of what puts something into a name: ("t.py", "self", "kept", 4)."""
+def _lines(target, file, size):
+    """((file, first name, last attribute or "", line), …) of what has a target: ("t.py", "self", "kept", 4)."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
-    found = [(*_names(target), node.lineno) for node in ast.walk(tree) if (target := _target(node)) is not None]
+    found = [(*_names(named), node.lineno) for node in ast.walk(tree) if (named := target(node)) is not None]
     return tuple((file, *one) for one in found if one[0])
 
 
-def _target(node):
+def _put_into(node):
     """What a statement or call puts something into, or None."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PUT:
         return node.func.value
     if isinstance(node, ast.AugAssign):
         return node.target
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-        return node.targets[0].value
+    given = _given_to(node)
+    if isinstance(given, ast.Subscript):
+        return given.value
+    if isinstance(given, ast.Name) and any(
+        isinstance(one, ast.Name) and one.id == given.id for one in ast.walk(node.value)
+    ):
+        return given  # kept = kept + [x]
     return None
+
+
+def _given_to(node):
+    """What an assignment gives a value to, or None."""
+    if isinstance(node, ast.Assign):
+        return node.targets[0]
+    return node.target if isinstance(node, ast.AnnAssign) and node.value is not None else None
 
 
 def _names(node):

@@ -8,6 +8,7 @@ where os.environ does not show it.
 import _thread
 import atexit
 import ctypes
+import faulthandler
 import functools
 import os
 import sys
@@ -75,6 +76,7 @@ class _WithTensorflow:
         with self._visit.of_tensorflow():
             if module.__name__ == "keras":
                 execute(module)
+                self._visit.after_keras(module)
                 self._visit.try_remedy("keras")
                 return
             self._visit.before_tensorflow()
@@ -96,6 +98,9 @@ class _Visit:
         self._probe = self._gauge = self._sender = self._recording = None
         os.set_inheritable(settings["records"], False)
         os.set_inheritable(settings["log"], False)
+        os.set_inheritable(settings["crash"], False)
+        if not faulthandler.is_enabled():  # somebody wants to see it on standard error
+            faulthandler.enable(settings["crash"])
 
     def _elsewhere(self):
         """Whether this is a process that the script has forked, of which nothing is told."""
@@ -192,7 +197,7 @@ class _Visit:
         self._gauge.start_late(self._zero, self._base)
         self._probe = Probe(self._gauge, tf)
         self._probe.install()
-        _stay_out_of_graphs(self._probe)
+        _stay_out_of_graphs()
         if device.startswith("GPU"):  # its share has been set, as the budget
             self._probe.forgive_late_settings()
         self._probe.send()
@@ -208,6 +213,12 @@ class _Visit:
                 self._devices_made(tf, budget, device)
 
         context.Context.ensure_initialized = ensure_initialized
+
+    @_quietly
+    def after_keras(self, keras):
+        """The probes are there already, where it is TensorFlow that Keras runs on."""
+        if self._probe is not None:
+            self._probe.see_keras(keras)
 
     @_quietly
     def _devices_made(self, tf, budget, device):
@@ -295,13 +306,15 @@ class _Visit:
         self._probe.take_census([frame for frame in frames if own(frame.f_code)])
 
 
-def _stay_out_of_graphs(probe):
+def _stay_out_of_graphs():
     """Let TensorFlow leave out the probes' frames where an error's text tells in which lines an operation was made."""
     from tensorflow.python.util import tf_stack
 
+    from labsupport.doctor.wrapping import OURS
+
     class OurFrames(tf_stack.StackTraceFilter):
         def get_filtered_filenames(self):
-            return frozenset({sys.modules[type(probe).__module__].__file__})
+            return frozenset(os.path.join(OURS, name) for name in os.listdir(OURS))
 
     OurFrames().__enter__()  # for this thread, until it ends
 

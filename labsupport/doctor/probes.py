@@ -18,8 +18,9 @@ import numpy as np
 
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
+from labsupport.doctor.made import Made
 from labsupport.doctor.names import own, own_frames
-from labsupport.doctor.wrapping import wrap
+from labsupport.doctor.wrapping import OURS, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Converted, Facts, Function, sendable
@@ -76,7 +77,8 @@ class Probe:
     def __init__(self, gauge, tf):
         self._gauge, self._tf = gauge, tf
         self._intervals = Intervals(gauge)
-        self._censuses = Censuses(gauge, tf)
+        self._made = Made(_where)
+        self._censuses = Censuses(gauge, tf, self._made)
         self._functions = {}  # code: Function
         self._converted, self._baked = Converted(), Converted()
         self._calling = ""  # the tf.function that runs, and is traced perhaps
@@ -114,6 +116,13 @@ class Probe:
         wrap(constant_op, "convert_to_eager_tensor", self._convert)
         wrap(tensor_util, "make_tensor_proto", self._bake)
         wrap(session.BaseSession, "run", self._session_run)
+        self._made.watch_tensorflow()
+
+    @quietly
+    def see_keras(self, keras):
+        """Wrap Keras' entry points, once it is loaded."""
+        _stay_out_of_tracebacks(sys.modules["keras.src.utils.traceback_utils"])
+        self._made.watch_keras(keras)
 
     # --- what is noted
 
@@ -185,7 +194,6 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
-        _stay_out_of_tracebacks(sys.modules.get("keras.src.utils.traceback_utils"))
         code, described = _described(function.python_function)
         noted = self._functions.setdefault(code, described)
         noted.calls += 1
@@ -356,6 +364,7 @@ class Probe:
                 censuses=self._censuses.taken,
                 open=self._intervals.open,
                 failed=self._intervals.failed,
+                made=self._made.lines(),
                 ignored=sorted(self._ignored),
                 holders=self._holders,
                 unseen=self.unseen,
@@ -364,16 +373,15 @@ class Probe:
 
 
 def _stay_out_of_tracebacks(module):
-    """Let TensorFlow's or Keras' filter of tracebacks (traceback_utils.py) take out the frames of this file."""
-    if module is not None and __file__ not in module._EXCLUDED_PATHS:
-        module._EXCLUDED_PATHS = (*module._EXCLUDED_PATHS, __file__)
+    """Let TensorFlow's or Keras' filter of tracebacks (traceback_utils.py) take out the frames of these files."""
+    module._EXCLUDED_PATHS = (*module._EXCLUDED_PATHS, OURS)
 
 
 def _without_our_frames(kind, error, trace):
     """sys.excepthook after an exception has passed one of our wrappers: as Python shows it, without them."""
     first, last = trace, None
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename != __file__:
+        if not trace.tb_frame.f_code.co_filename.startswith(OURS):
             last = trace
         elif last is not None:  # the script's own frames come first
             last.tb_next = trace.tb_next

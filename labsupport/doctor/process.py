@@ -14,6 +14,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import astuple
@@ -49,7 +50,8 @@ _ASKED, _RECORDS = b"Cannot find this iterator's analytical model", b" profiler_
 # What follows a line of TensorFlow's log without a head of its own; any other text is the script's.
 _FOLLOWS = re.compile(
     rb"^(To enable the following instructions|Limit: |InUse: |MaxInUse: |NumAllocs: |MaxAllocSize: |Reserved: "
-    rb"|PeakReserved: |LargestFreeBlock: |$)"
+    rb"|PeakReserved: |LargestFreeBlock: |$"
+    rb"|Traceback \(most recent call last\):|\s|[\w.]+(?:Error|Exception|Warning)\b)"  # of Python in a pipeline (op_kernel.cc)
 )
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BY_A_PERSON = (
@@ -94,9 +96,11 @@ class Script:
     def __init__(self, command, allowed, options, cwd=None, environment=None):
         records, theirs = os.pipe()
         self._log_end, log = os.pipe()
+        self._crash = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
         settings = {
             "records": theirs,
             "log": log,
+            "crash": self._crash.fileno(),
             "budget": astuple(allowed),
             "private": _PRIVATE,
             **options,
@@ -111,7 +115,7 @@ class Script:
                 [sys.executable, *command],
                 cwd=cwd,
                 env={**os.environ, **(environment or {}), **ours},
-                pass_fds=[theirs, log],
+                pass_fds=[theirs, log, self._crash.fileno()],
                 **(dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL) if options["remedy"] else {}),
                 preexec_fn=lambda: self._prepare(allowed.outside + _PRIVATE),
             )
@@ -185,6 +189,11 @@ class Script:
         """What its compiled code printed."""
         return self._log.text()
 
+    def last_words(self):
+        """What Python wrote when compiled code crashed (faulthandler)."""
+        self._crash.seek(0)
+        return self._crash.read().decode(errors="replace")
+
     def end(self):
         """Close the pipes; a script that still runs is ended."""
         if self.process.poll() is None:
@@ -192,6 +201,7 @@ class Script:
         self._selector.close()
         os.close(self.records.descriptor)
         os.close(self._log_end)
+        self._crash.close()
         self.pass_on_signals()  # an interrupt that came with the script's end is not for the report
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 

@@ -9,7 +9,7 @@ Thresholds marked "by trial" part the troubled scripts of tests/cases and of the
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from labsupport.doctor.figures import Parts, growth, in_use, parts_of_peak, wanted
@@ -162,7 +162,23 @@ def diagnose(result):
     if died_of_memory(result):
         suspects += [] if beside else _by_size(result, parts, suspects)
         suspects.sort(key=lambda suspect: -(suspect.size or 0))
+    suspects = [replace(suspect, place=suspect.place or _made_at(suspect, facts)) for suspect in suspects]
     return Diagnosis(result, suspects, parts, growth(facts))
+
+
+_MAKES = {  # kind: what a script makes there, of Facts.made
+    "models kept alive": "model",
+    "weights": "model",
+    "replicas": "model",
+    "optimizer state": "optimizer",
+    "old optimizers after compile()": "optimizer",
+    "copies in child processes": "process",
+}
+
+
+def _made_at(suspect, facts):
+    """The line that makes what a suspect is; "" where none is known."""
+    return facts.made.get(_MAKES.get(suspect.kind), "")
 
 
 def died_of_memory(result):
@@ -305,7 +321,7 @@ def earlier_models(facts, finished):
         evidence.append(
             "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
         )
-        yield Suspect("old optimizers after compile()", grown, evidence, _used_at(facts))
+        yield Suspect("old optimizers after compile()", grown, evidence)
         return
     yield Suspect("models kept alive", grown, evidence, _used_at(facts))
 
@@ -354,6 +370,10 @@ def retained(facts, finished):
             if holder.size > _WORTH_NAMING * grown:
                 evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
         place = next((holder.place for holder in holders if holder.size > _WORTH_NAMING * grown), "")
+        if (
+            not place and facts.converted.bytes >= grown
+        ):  # no name leads there: a data set made of arrays again, for instance
+            place = facts.converted.place.removesuffix("a library")
         yield Suspect("retained tensors", grown, evidence, place)
 
 
@@ -366,7 +386,7 @@ def endless_cache(facts, finished):
         sentence = (
             f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
         )
-        yield Suspect("cache behind repeat()", one.size, [sentence], facts.passed_at)
+        yield Suspect("cache behind repeat()", one.size, [sentence], one.place or facts.passed_at)
 
 
 def kept_iterators(facts, finished):
@@ -476,7 +496,7 @@ def fragmentation(death):
             f"{mib(free)} of the budget were free, yet {mib(death.wanted)} found no place: "
             "the free pieces do not lie together"
         )
-        yield Suspect("fragmentation", free, [sentence])
+        yield Suspect("fragmentation", free, [sentence], _place(death.result))
 
 
 def _number(number, one, many):
@@ -499,7 +519,10 @@ def input_copy(death):
         evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
     if death.outside and _no_array(death.result):
         evidence.append(f"NumPy was to make one array of all data at {_place(death.result)}: read a batch at a time")
-    yield Suspect("input copy", death.data, [*evidence, death.failing])
+    place = next((holder.place for holder in holders if holder.size > _WORTH_NAMING * death.data), "")
+    if converted.largest > _WORTH_NAMING * death.data:
+        place = converted.place.removesuffix("a library")
+    yield Suspect("input copy", death.data, [*evidence, death.failing], place or _place(death.result))
 
 
 def buffer(death):
@@ -508,7 +531,8 @@ def buffer(death):
         evidence = _buffered(death.result.facts)
         if _in_a_pipeline(death.during):
             evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
-        yield Suspect("buffer", death.buffers, evidence)
+        largest = next(iter(death.result.facts.buffers), None)
+        yield Suspect("buffer", death.buffers, evidence, largest.place if largest else "")
 
 
 def activations(death):
@@ -572,7 +596,8 @@ def garbage(death):
             f"{mib(size)} of tensors were garbage in reference cycles when memory ran out: objects that refer to themselves, "
             "by a closure or a bound method, wait for Python's collector, which counts objects and not bytes"
         )
-        yield Suspect("garbage that waits for the collector", size, [sentence, "break the cycle, or call gc.collect()"])
+        evidence = [sentence, "break the cycle, or call gc.collect()"]
+        yield Suspect("garbage that waits for the collector", size, evidence, _place(death.result))
 
 
 def large_output(death):

@@ -46,6 +46,12 @@ _REST_SECONDS = (
 )
 _LINE_SECONDS = 0.2  # between two looks at the line, which take less than a millisecond
 _END_SECONDS = 5  # for a process that was killed to be gone; none was seen to take a tenth of one
+# What faulthandler writes of a crash, in order (Python/traceback.c).
+_CRASHED = "Fatal Python error: "
+_THREAD, _CALL = (
+    re.compile(r"(?m)^((?:Current t|T)hread 0x\w+.*|Stack .*)$"),
+    re.compile(r'(?m)^  File "(.+)", line (\d+) in '),
+)
 # A crash belongs to the allocator's dump before it if it comes this soon after it; both come from one failed operation.
 _CRASH_SECONDS = 2
 
@@ -265,6 +271,10 @@ class _Child:
         """What it wrote to standard error, with files named as in a traceback."""
         return _placed(b"".join(self._log).decode(errors="replace"))
 
+    def last_words(self):
+        """What Python wrote when compiled code crashed (faulthandler)."""
+        return b"".join(self._log).decode(errors="replace").rpartition(_CRASHED)[2]
+
     def end(self):
         """End the arm and all it started, then its supervisor, and close the pipes."""
         with contextlib.suppress(psutil.Error):
@@ -425,7 +435,7 @@ class Watch:
             cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"
         else:
             cause, why = Cause.CRASH, "compiled code crashed"
-        return ArmError(cause, f"its process died of {name}: {why}")
+        return ArmError(cause, f"its process died of {name}: {why}", crashed_at(self.child.last_words()))
 
     def _finish(self, end, arrays):
         """The arm has reported."""
@@ -443,6 +453,17 @@ class Watch:
             result.value = unpack(end.value, arrays)
         except NoValue as error:
             result.error = ArmError(Cause.NO_VALUE, f"the arm finished, but {error}")
+
+
+def crashed_at(text):
+    """The learner's Lines, outermost first, in what faulthandler wrote of a crash: of the thread that crashed, else of another.
+
+    TensorFlow's own threads, where most crashes are, run no Python: then the main thread, told last, waits for them.
+    """
+    threads = [_CALL.findall(thread) for thread in _THREAD.split(text)[1:]]
+    own = [[line_of(file, int(number)) for file, number in calls if is_own(file)] for calls in threads]
+    current = [lines for lines, head in zip(own, _THREAD.findall(text)) if head.startswith("Current")]
+    return next((lines[::-1] for lines in [*current, *own[::-1]] if lines), [])
 
 
 def _own_pages(processes):

@@ -6,6 +6,7 @@ arguments (cloudpickle). After that, standard input is the lifeline: it closes w
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import linecache
 import os
@@ -250,6 +251,7 @@ def arm(descriptor):
     import tensorflow as tf
 
     gauge = _prepare(header, tf)
+    faulthandler.enable()  # into its log, from where the line that crashed is read (arm.py)
     sender = Sender(descriptor)
     meter.connect(sender.send)
     value, raised, seconds, figures = _run(

@@ -186,11 +186,12 @@ class Model(Struct, frozen=True):
 
 
 class Buffer(Struct, frozen=True):
-    """A stage of a pipeline, and the most that it was seen to buffer. endless: a cache behind repeat(), which never ends its first pass."""
+    """A stage of a pipeline, and the most that it was seen to buffer. endless: a cache behind repeat(), which never ends its first pass; place: its line."""
 
     size: int
     name: str
     endless: bool = False
+    place: str = ""
 
 
 class Census(Struct, frozen=True):
@@ -234,7 +235,7 @@ class Facts(Struct, tag=True):
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; passed_at: the line that began the
     last one; open: what runs now; failed: what
-    ran when an exception began; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
+    ran when an exception began; made: lines by what they make ("model", "optimizer", "process"); baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
     or on why none are known, where they were asked for; unseen: what ran here and holds memory that no probe sees.
     """
 
@@ -249,6 +250,7 @@ class Facts(Struct, tag=True):
     censuses: list[Census] = []
     open: Interval | None = None
     failed: Interval | None = None
+    made: dict[str, str] = {}
     ignored: list[str] = []
     holders: list[str] = []
     unseen: list[str] = []

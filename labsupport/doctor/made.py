@@ -1,0 +1,77 @@
+"""Where a script makes what holds memory: the lines of its models, optimizers, processes and stages of pipelines. Runs in the arm's process."""
+
+import os
+from collections import Counter
+from weakref import WeakKeyDictionary
+
+from labsupport.doctor.wrapping import wrap
+
+
+def stage(dataset):
+    """The name of a data set's last stage, such as "Shuffle"."""
+    return type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V1")
+
+
+class Made:
+    """Lines as where() gives them while something is made, such as "train.py:41"; "" for what no line of the script made."""
+
+    def __init__(self, where):
+        self._where = where
+        self._lines = {what: Counter() for what in ("model", "optimizer", "process")}
+        self._stages = WeakKeyDictionary()  # tf.data.Dataset: line
+
+    def watch_tensorflow(self):
+        """Wrap what makes stages of pipelines, and note when the process forks."""
+        from tensorflow.python.data.ops.dataset_ops import DatasetV2
+
+        wrap(DatasetV2, "__init__", self._stage)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=lambda: self._note("process"))
+
+    def watch_keras(self, keras):
+        """Wrap what makes models and optimizers. Of a model __new__, since Keras reads the parameters of each __init__."""
+        from keras.src.optimizers import base_optimizer
+
+        wrap(keras.Model, "__new__", self._model)
+        wrap(base_optimizer.BaseOptimizer, "__init__", self._optimizer)
+
+    def lines(self):
+        """{what: the line that made most of its kind, of several the last}."""
+        found = {}
+        for what, lines in self._lines.items():
+            most = max(lines.values(), default=0)
+            found[what] = next((line for line in reversed(lines) if lines[line] == most), "")
+        return found
+
+    def stages(self, dataset):
+        """{stage: line} of a data set and those that it reads; of stages of one name the last."""
+        found, waiting = {}, [dataset]
+        while waiting:
+            dataset = waiting.pop()
+            found.setdefault(stage(dataset), self._stages.get(dataset, ""))
+            waiting += dataset._inputs()
+        return found
+
+    def _note(self, what):
+        try:
+            line = self._where()
+            if line:
+                count = self._lines[what].pop(line, 0)  # put in last
+                self._lines[what][line] = count + 1
+        except Exception:  # what goes wrong in here never reaches the script
+            pass
+
+    def _model(self, original, cls, *args, **kwargs):
+        self._note("model")
+        return original(cls, *args, **kwargs)
+
+    def _optimizer(self, original, optimizer, *args, **kwargs):
+        self._note("optimizer")
+        original(optimizer, *args, **kwargs)
+
+    def _stage(self, original, dataset, *args, **kwargs):
+        original(dataset, *args, **kwargs)
+        try:
+            self._stages[dataset] = self._where()
+        except Exception:  # as above
+            pass
