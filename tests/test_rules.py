@@ -22,7 +22,7 @@ IN_STEP = Interval("step", TRAIN.name, 10 * MIB, 250 * MIB)
 def censuses(**series):
     """Censuses after 1, 2, 4, 8, … steps with these sizes in MiB, and one from the end."""
     (length,) = {len(values) for values in series.values()}
-    plain = {"iterators", "operations"}
+    plain = {"iterators", "operations", "containers"}
     rows = [{name: values[i] * (1 if name in plain else MIB) for name, values in series.items()} for i in range(length)]
     return [Census(step=2**i, level=0, **row) for i, row in enumerate(rows)] + [Census(step=2**length, level=0)]
 
@@ -86,8 +86,10 @@ def test_traces_that_end_are_not(facts):
 
 
 def test_a_graph_that_grows_while_its_session_runs_is_retracing():
-    facts = Facts(steps=[Step("Session.run", "step", count=32)], censuses=censuses(operations=[5, 7, 11, 19, 35])[:-1])
-    assert kinds(finished(facts)) == ["retracing"]
+    step = Step("Session.run (t.py:7)", "step", count=32)
+    facts = Facts(steps=[step], censuses=censuses(operations=[5, 7, 11, 19, 35])[:-1])
+    (suspect,) = diagnose(finished(facts)).suspects
+    assert (suspect.kind, suspect.place) == ("retracing", "t.py:7")
     facts.censuses = censuses(operations=[5, 40, 40, 40, 40])[:-1]
     assert kinds(finished(facts)) == []
     facts = Facts(steps=[TRAIN], censuses=censuses(operations=[5, 7, 11, 19, 35])[:-1])  # tf.functions, not a session
@@ -177,6 +179,40 @@ def test_a_cache_grows_without_end_only_behind_repeat():
 
 
 # --- what lies in no tensor
+
+
+@pytest.mark.parametrize(
+    ("process", "named"),
+    [
+        ([5, 10, 20, 40, 80, 160], True),
+        ([5, 90, 170, 200, 210, 215], False),  # being set up
+        ([5, 10, 15, 20, 25, 30], False),  # little
+        ([5, 10, 20, 40, 140, 150], False),  # once
+    ],
+    ids=["with the steps", "set up", "little", "once"],
+)
+def test_growth_of_the_process_alone(process, named):
+    facts = Facts(steps=[TRAIN], censuses=censuses(process=process, containers=[[]] * 6))
+    expected = ["growth outside TensorFlow"] * named
+    assert kinds(finished(facts)) == expected
+    facts.functions = [Function("step", "t.py:3", True, compiled=True)]
+    assert kinds(finished(facts)) == ["programs that XLA keeps"] * named
+    facts.functions, filled = [], [Holder("log", 40, 0, "t.py:8")]
+    facts.censuses = [
+        msgspec.structs.replace(census, containers=filled * (census.step == 32)) for census in facts.censuses
+    ]
+    assert [suspect.place for suspect in diagnose(finished(facts)).suspects] == ["t.py:8"] * named
+
+
+def test_what_is_made_is_told_by_its_line():
+    facts = one(weights=20, slots=200)
+    facts.made = {"optimizer": "t.py:5", "model": "t.py:4"}
+    assert [suspect.place for suspect in diagnose(died(facts)).suspects] == ["t.py:5"]
+
+
+def test_a_saving_is_told_where_the_figures_have_it():
+    (suspect,) = diagnose(died(one(weights=20))).suspects
+    assert "about 125.0 MiB less" in suspect.change  # half of 230 beside the weights, and of 20 that were asked for
 
 
 def test_children_are_told_by_what_is_theirs_alone():
@@ -291,7 +327,7 @@ def test_what_grows_is_told_with_what_is_large():
 def test_every_kind_has_a_rule_and_a_test():
     assert CHANGES.keys() == LABS.keys()
     grown = {"retracing", "models kept alive", "old optimizers after compile()", "retained tensors", "buffer"}
-    grown.add("cache behind repeat()")
+    grown |= {"cache behind repeat()", "growth outside TensorFlow", "programs that XLA keeps"}
     beside = {"copies in child processes", "copy on the host while saving"}
     assert grown | beside | LARGE.keys() | {"fragmentation", "data converted whole"} == set(LABS)
 

@@ -13,6 +13,7 @@ from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
 
 _MOST_PLACED = 2  # as many as the rules name
+_FEW = 100  # objects in a container: fewer do not make a process grow
 _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every report
 # tf.data counts a slice of an array as the whole array, at least twice the slice. Such elements share memory that is
 # counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
@@ -61,7 +62,7 @@ class Censuses:
         sizes = Counter()
         for variable in {ask(_handle, variable, id(variable)): variable for variable in found["variables"]}.values():
             sizes[_group(variable, slots, weights, not models)] += variable_bytes(variable)
-        tensors, arrays = _holders([*frames, *own_frames(sys._getframe())])
+        tensors, arrays, containers = _holders([*frames, *own_frames(sys._getframe())])
         self.taken.append(
             Census(
                 step=step,
@@ -81,6 +82,8 @@ class Censuses:
                 models=models,
                 tensor_holders=tensors[:_MOST_HOLDERS],
                 array_holders=arrays[:_MOST_HOLDERS],
+                containers=containers,
+                process=self._gauge.process_now(),
             )
         )
         self._between = between
@@ -227,7 +230,7 @@ def _copies(variable):
 
 
 def _holders(frames):
-    """([Holder] of tensors, [Holder] of arrays): which names of the script hold them, largest first."""
+    """([Holder] of tensors, of arrays, of other objects in containers): which names of the script hold them, largest first."""
     values = own_names(frames)
     held = by_name(values)
     found = []
@@ -236,7 +239,11 @@ def _holders(frames):
         places = [ask(lambda name: filled_at(name, values[name]), name, "") for name in names[:_MOST_PLACED]]
         places += [""] * (len(names) - len(places))
         found.append([_holder(name, held[name], kind, place) for name, place in zip(names, places)])
-    return found
+    full = sorted((name for name in held if held[name]["items"] > _FEW), key=lambda name: -held[name]["items"])
+    return *found, [
+        Holder(sendable(name), held[name]["items"], 0, ask(lambda name: filled_at(name, values[name]), name, ""))
+        for name in full[:_MOST_PLACED]
+    ]
 
 
 def _holder(name, count, kind, place):

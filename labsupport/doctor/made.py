@@ -1,6 +1,8 @@
 """Where a script makes what holds memory: the lines of its models, optimizers, processes and stages of pipelines. Runs in the arm's process."""
 
 import os
+import sys
+import threading
 from collections import Counter
 from weakref import WeakKeyDictionary
 
@@ -26,7 +28,7 @@ class Made:
 
         wrap(DatasetV2, "__init__", self._stage)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=lambda: self._note("process"))
+            os.register_at_fork(before=lambda: self._note("process"))  # a library's thread may do it
 
     def watch_keras(self, keras):
         """Wrap what makes models and optimizers. Of a model __new__, since Keras reads the parameters of each __init__."""
@@ -54,7 +56,7 @@ class Made:
 
     def _note(self, what):
         try:
-            line = self._where()
+            line = self._where() or self._where(sys._current_frames().get(threading.main_thread().ident))
             if line:
                 count = self._lines[what].pop(line, 0)  # put in last
                 self._lines[what][line] = count + 1

@@ -53,9 +53,9 @@ def _place(code, line=None):
     return sendable(short(os.path.basename(found.place), found.number))
 
 
-def _where():
-    """The line of the script that runs now, or "" in a library's thread."""
-    frame = next(own_frames(sys._getframe()), None)
+def _where(frame=None):
+    """The line of the script that runs now, or in another thread's frame; "" where it is a library's thread."""
+    frame = next(own_frames(frame or sys._getframe()), None)
     return _place(frame.f_code, frame.f_lineno) if frame else ""
 
 
@@ -213,6 +213,7 @@ class Probe:
         entry, before = noted
         traced = function.experimental_get_tracing_count() - before
         entry.traces += traced
+        entry.compiled = entry.compiled or bool(function._jit_compile)
         if traced and len(entry.traced_at) < _MOST_TRACES:
             entry.traced_at.append(entry.calls)
             entry.changing = entry.changing or self._python_value(args, kwargs)
@@ -315,7 +316,7 @@ class Probe:
 
     def _session_run(self, original, *args, **kwargs):
         if threading.get_ident() == self._thread:
-            self._begin_step("Session.run")
+            self._begin_step(f"Session.run ({_where() or 'a library'})")
         try:
             return original(*args, **kwargs)
         finally:

@@ -41,12 +41,14 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "data converted whole": ("preparing_data", "arrays_into_datasets"),
     "cache behind repeat()": ("pipeline_buffers",),
     "copies in child processes": ("generators",),
+    "growth outside TensorFlow": ("leaks_over_epochs", "what_a_process_keeps"),
+    "programs that XLA keeps": ("xla",),
     "copy on the host while saving": ("where_memory_goes",),
 }
 CHANGES = {  # kind: what to change
     "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
-    "buffer": "give shuffle() and prefetch() smaller buffers, and shuffle before what makes elements large: map(), batch()",
-    "batch-bound activations": "take a smaller batch, and gradient_accumulation_steps if the updates shall stay as they are",
+    "buffer": "give shuffle() and prefetch() a part of their buffers, such as an eighth, and shuffle before what makes elements large: map(), batch()",
+    "batch-bound activations": "halve the batch, with gradient_accumulation_steps=2 if the updates shall stay as they are",
     "retained tensors": "keep numbers in place of tensors: float(loss), .numpy() of what is small",
     "retracing": "pass tensors in place of Python values, and apply tf.function once",
     "models kept alive": "let go of each model, and call keras.utils.clear_session() before the next one",
@@ -60,8 +62,24 @@ CHANGES = {  # kind: what to change
     "one operation's large output": "work in pieces: the output of this operation need not exist whole",
     "data converted whole": "convert a batch at a time, in map() of a pipeline or in a generator",
     "cache behind repeat()": "put cache() before repeat()",
+    "growth outside TensorFlow": "let go of what the named line keeps, or keep a number of it; what no name holds, in a process that ends",
+    "programs that XLA keeps": "let XLA compile once: one function for all models, tensors of one shape; else train each model in a process that ends",
     "copies in child processes": "take fewer workers, or threads, and keep in a worker only what it needs",
     "copy on the host while saving": "set large arrays as weights in place of an initializer's constant",
+}
+# kind: how much of what a suspect accounts for the change saves. Half a batch halves it; an eighth of a buffer leaves an
+# eighth; of the rest all of it goes, but what a batch or a step needs for itself. Other kinds: not known before it is tried.
+SAVES = {
+    "batch-bound activations": 1 / 2,
+    "buffer": 7 / 8,
+    "input copy": 1,
+    "retained tensors": 1,
+    "models kept alive": 1,
+    "constants in graphs": 1,
+    "old optimizers after compile()": 1,
+    "garbage that waits for the collector": 1,
+    "data converted whole": 1,
+    "cache behind repeat()": 1,
 }
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.
@@ -82,6 +100,8 @@ _INSTANCES = 2
 # Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
 # numbers.
 _GROWTH, _GROWTH_SHARE = MIB, 0.02
+# Bytes between two censuses, outside of TensorFlow: pools of threads and caches of a healthy run settle below it, by trial.
+_OUTSIDE_GROWTH = 32 * MIB
 # Of all that a size rose by: less in one step from census to census, such as a metric's variable, is no second rise.
 _A_RISE = 0.1
 # Of the growth: a name that holds less is not where it goes.
@@ -135,8 +155,10 @@ class Suspect:
 
     @property
     def change(self):
-        """What to change, as the end of a sentence."""
-        return CHANGES[self.kind]
+        """What to change, as the end of a sentence, and where it can be told, what that saves."""
+        share = SAVES.get(self.kind) if self.size else None
+        expected = f" (to expect, from this run's figures: about {mib(share * self.size)} less)" if share else ""
+        return f"{CHANGES[self.kind]}{expected}"
 
 
 @dataclass(frozen=True)
@@ -157,6 +179,7 @@ def diagnose(result):
         return Diagnosis(result, beside)
     finished = not died_of_memory(result)  # with an error of its own, too: it has let go of much by then
     suspects = [suspect for rule in GROWTH for suspect in rule(facts, finished)]
+    suspects = suspects or list(outside(facts))
     parts = parts_of_peak(result, _earlier_models(facts, finished), _kept(facts, "tensors", finished)[0])
     suspects += beside
     if died_of_memory(result):
@@ -275,13 +298,15 @@ def _spot(function):
 def growing_graph(facts, finished):
     """A graph of TensorFlow 1 that is built further while its session runs."""
     censuses = [census for census in facts.censuses if census.step >= 2]
-    if len(censuses) < 2 or all(step.name != "Session.run" for step in facts.steps):
+    runs = [step.name for step in facts.steps if step.name.startswith("Session.run")]
+    if len(censuses) < 2 or not runs:
         return
     steps = censuses[-1].step - censuses[0].step
     added = censuses[-1].operations - censuses[0].operations
     if steps >= _TRACES and added >= steps / 2:
         grew = f"the graph grew by {added} operations in {steps} calls of Session.run"
-        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"])
+        place = runs[0].removeprefix("Session.run (").removesuffix("a library)").removesuffix(")")
+        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"], place)
 
 
 def _earlier_models(facts, finished):
@@ -326,9 +351,9 @@ def earlier_models(facts, finished):
     yield Suspect("models kept alive", grown, evidence, _used_at(facts))
 
 
-def _used_at(facts):
-    """The line that calls the functions which Keras makes for one model after the other."""
-    again = [function for function in facts.functions if not function.own and function.instances > 1]
+def _used_at(facts, least=2):
+    """The line that calls the functions which Keras makes for so many models or more, one after the other."""
+    again = [function for function in facts.functions if not function.own and function.instances >= least]
     return _spot(max(again, key=lambda function: function.instances)) if again else ""
 
 
@@ -370,10 +395,9 @@ def retained(facts, finished):
             if holder.size > _WORTH_NAMING * grown:
                 evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
         place = next((holder.place for holder in holders if holder.size > _WORTH_NAMING * grown), "")
-        if (
-            not place and facts.converted.bytes >= grown
-        ):  # no name leads there: a data set made of arrays again, for instance
-            place = facts.converted.place.removesuffix("a library")
+        if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
+            copies = facts.converted.bytes >= grown
+            place = facts.converted.place.removesuffix("a library") if copies else _used_at(facts, 1)
         yield Suspect("retained tensors", grown, evidence, place)
 
 
@@ -407,6 +431,34 @@ def _buffered(facts):
 
 
 GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kept_iterators)  # rule(facts, finished)
+
+
+def outside(facts):
+    """Growth of the process, from step to step and to its end, that TensorFlow's counter does not have; for runs in which nothing else grew."""
+    rows = [
+        census for census in _while_steps_ran(facts) if census.step >= 2 and None not in (census.process, census.level)
+    ]
+    if len(rows) < 3:
+        return
+    sizes = [census.process - census.level for census in rows[-3:]]
+    early, late = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    steps = rows[-1].step - rows[-2].step
+    # What grows with steps grows more where more steps lie between two censuses; what was only being set up does not.
+    if late < _OUTSIDE_GROWTH or early < _OUTSIDE_GROWTH / 4 or late < early:
+        return
+    grew = (
+        f"outside of TensorFlow's allocator the process grew by {mib(late)} in the last {steps} steps counted, "
+        f"{mib(late / steps)} a step, and went on as it had begun"
+    )
+    if compiled := [function for function in facts.functions if function.compiled]:
+        sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
+        yield Suspect("programs that XLA keeps", None, [grew, sentence], _spot(compiled[0]))
+        return
+    before = {holder.name: holder.number for holder in rows[-2].containers}
+    filled = [holder for holder in rows[-1].containers if holder.number - before.get(holder.name, 0) >= steps]
+    holds = [f"{holder.name} holds {holder.number:,} objects, more with each step" for holder in filled]
+    nobody = ["no name of the script leads to it"] * (not filled)
+    yield Suspect("growth outside TensorFlow", None, [grew, *holds, *nobody], filled[0].place if filled else "")
 
 
 # --- what is large, where memory ran out
@@ -532,7 +584,7 @@ def buffer(death):
         if _in_a_pipeline(death.during):
             evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
         largest = next(iter(death.result.facts.buffers), None)
-        yield Suspect("buffer", death.buffers, evidence, largest.place if largest else "")
+        yield Suspect("buffer", death.buffers, evidence, (largest and largest.place) or death.result.facts.passed_at)
 
 
 def activations(death):

@@ -147,7 +147,7 @@ class Step(Struct):
 
 
 class Function(Struct):
-    """A tf.function. traced_at: numbers of the calls that traced; changing: the argument that made it trace; instances: how often tf.function was applied to it."""
+    """A tf.function. traced_at: numbers of the calls that traced; changing: the argument that made it trace; instances: how often tf.function was applied to it; compiled: whether by XLA."""
 
     name: str
     place: str
@@ -157,6 +157,7 @@ class Function(Struct):
     traced_at: list[int] = field(default_factory=list)
     changing: str = ""
     instances: int = 0
+    compiled: bool = False
 
 
 class Converted(Struct):
@@ -197,6 +198,7 @@ class Buffer(Struct, frozen=True):
 class Census(Struct, frozen=True):
     """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then.
 
+    containers: names with most objects in lists, dicts and sets, of which only the number is known; process: its resident set;
     held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
     on other devices; operations: of all graphs together; garbage: of tensors that only waited for the collector, where it
     was asked; models_met: how many models were seen alive so far.
@@ -219,6 +221,8 @@ class Census(Struct, frozen=True):
     models: list[Model] = []
     tensor_holders: list[Holder] = []
     array_holders: list[Holder] = []
+    containers: list[Holder] = []
+    process: int | None = None
 
 
 class Interval(Struct, frozen=True):
