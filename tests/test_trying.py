@@ -25,6 +25,28 @@ def test_a_remedy_is_measured_and_prints_nothing_of_its_own(tmp_path):
     assert (run.out, run.returncode) == ("ran\n", 0) and run.err.count("doctor: trying") == 1
 
 
+DEEP = """
+import keras, numpy as np
+x, y = np.ones((4096, 64), "float32"), np.ones((4096, 1), "float32")
+layers = [keras.layers.Dense(256, "relu") for _ in range(25)]
+model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(x, y, batch_size=2048, verbose=0)
+"""
+
+
+def test_a_step_that_does_not_fit_does_with_each_remedy(tmp_path):
+    doctor(tmp_path, DEEP, "--budget", "60 MiB", "--try", "--json", "--report", "report.json")
+    tried = json.loads((tmp_path / "report.json").read_text())["tried"]
+    assert [sentence.partition(":")[0] for sentence in tried] == [
+        "half the batch",
+        "half the batch, two for an update",
+        "keras.remat around segments of a Sequential",
+        "mixed_bfloat16 as Keras' policy",
+    ]
+    assert all("now finished" in sentence and "% less" in sentence for sentence in tried), tried
+
+
 def test_what_only_the_code_can_change_is_said(tmp_path):
     script = "import tensorflow as tf\nkept = []\nf = tf.function(lambda x: x * 2)\nfor n in range(70):\n    kept.append(f(tf.ones([256, 256])))\n"
     doctor(tmp_path, script, "--try", "--json", "--report", "report.json")

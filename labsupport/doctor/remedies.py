@@ -4,6 +4,8 @@ A trial runs the whole script again, while one of TensorFlow's or Keras' entry p
 given. It shows what the change would save; whether the training is still as good is for the person to judge.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,6 +54,37 @@ def _half_a_batch_of_arrays():
     _half_a_batch()
 
 
+def _half_a_batch_accumulated():
+    """The updates stay as they are."""
+    import keras
+
+    def instead(compile_, model, optimizer="rmsprop", *args, **more):
+        optimizer = keras.optimizers.get(optimizer)
+        optimizer.gradient_accumulation_steps = 2 * (optimizer.gradient_accumulation_steps or 1)
+        return compile_(model, optimizer, *args, **more)
+
+    wrap(keras.Model, "compile", instead)
+    _half_a_batch_of_arrays()
+
+
+def _recomputed_segments():
+    """A Sequential of layers without a state of their own, in as many segments as one has layers; lab 12 says why."""
+    import keras
+
+    def chain(layers):
+        return lambda x: functools.reduce(lambda x, layer: layer(x), layers, x)
+
+    def instead(call, model, inputs, training=None, mask=None):
+        if not training or mask is not None or not model.built or model.non_trainable_variables:
+            return call(model, inputs, training=training, mask=mask)
+        length = math.isqrt(len(model.layers))
+        for start in range(0, len(model.layers), length):
+            inputs = keras.remat(chain(model.layers[start : start + length]))(inputs)
+        return inputs
+
+    wrap(keras.Sequential, "call", instead)
+
+
 def _prefetch_one():
     wrap(_dataset(), "prefetch", lambda prefetch, data, buffer_size, *args, **more: prefetch(data, 1, *args, **more))
 
@@ -89,6 +122,8 @@ def _mixed_precision():
 _BUFFER, _ACTIVATIONS = ("buffer",), ("batch-bound activations",)
 REMEDIES = {
     "batch": Remedy("half the batch", _ACTIVATIONS, "keras", _half_a_batch_of_arrays),
+    "accumulation": Remedy("half the batch, two for an update", _ACTIVATIONS, "keras", _half_a_batch_accumulated),
+    "recomputation": Remedy("keras.remat around segments of a Sequential", _ACTIVATIONS, "keras", _recomputed_segments),
     "precision": Remedy("mixed_bfloat16 as Keras' policy", _ACTIVATIONS, "keras", _mixed_precision),
     "prefetch": Remedy("prefetch(1)", _BUFFER, "tensorflow", _prefetch_one),
     "shuffle": Remedy("an eighth of the buffer in shuffle()", _BUFFER, "tensorflow", _shuffle_an_eighth),
