@@ -392,8 +392,8 @@ lab.note(
     f"{SHORT} steps took {peaks[0]:.0f} MiB of the process, {LONG} steps {peaks[1]:.0f}: "
     f"{a_kib:.1f} KiB for each operation that ran, whatever its size. {LONG} steps left "
     f"{at_stop - start:.0f} MiB of events, and {first:.0f} after `stop()`, which makes a file of "
-    f"all of them at once. A second recording made that {second:+.1f} MiB: the process has the room "
-    "already. So record a few steps, not an epoch."
+    f"all of them at once. A second recording changed that by {second:+.1f} MiB: the process has "
+    "room already. So record a few steps, not an epoch."
 )
 
 # %% [markdown]
