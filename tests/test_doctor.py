@@ -39,6 +39,7 @@ TABLE = {
     "what_a_process_keeps": ("old optimizers after compile()", "failure", "fix", ()),
     "will_it_fit": ("batch-bound activations", "failure", "fix", ()),
     "vocabularies_and_pairs": ("batch-bound activations", "failure", "fix", ()),  # the logits
+    "loops_that_stay_loops": ("batch-bound activations", "failure", "fix", ()),  # the state of every turn
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 
