@@ -206,9 +206,9 @@ lab.note(
 )
 if FORKS:
     lab.note(
-        f"Processes hold {in_batches['own pages']['2 processes']:.1f} batches more among themselves "
-        "(an array, and the bytes that it is sent as), and take longer, since each batch goes "
-        "through a pipe."
+        f"Processes hold {in_batches['own pages']['2 processes']:.1f} batches more among "
+        "themselves (an array, and the bytes that it is sent as), and take longer, since each "
+        "batch goes through a pipe."
     )
 
 # %% [markdown]
