@@ -17,7 +17,7 @@
 # The worker processes of a run end with it.
 
 # %% tags=["parameters"]
-SCALE = "quick"  # "full" takes batches and data four times as large
+SCALE = "quick"  # "full" takes batches twice and data four times as large
 GUESS_MIB = 0.0  # a starting value for the guess below
 
 # %%
@@ -38,7 +38,7 @@ from labsupport.graders import workers as check
 tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
-BATCH = lab.choose(SCALE, quick=1024, full=4096)
+BATCH = lab.choose(SCALE, quick=1024, full=2048)
 PIXELS, STEPS, WORKERS, QUEUE = 4096, 16, 2, 10  # a queue of ten is what Keras makes
 batch = lab.tensor_mib((BATCH, PIXELS))
 OUTSIDE = f"{14 * batch:.0f} MiB"
@@ -403,7 +403,7 @@ if share:
 # From Keras' source: it makes its worker processes anew for each epoch, and what they cache is lost at its end. Such a
 # cache costs its size once a worker, and serves no second epoch. Threads share one, and it lasts.
 #
-# **On a GPU** nothing of this changes: queue and workers live on the host.
+# **On a GPU** it has not been measured here. Queue and workers live on the host, whatever the model trains on.
 #
 # **When it flips:** how much do workers need, by the length of the queue and what each worker holds? Predicted:
 
