@@ -21,7 +21,7 @@ import pytest
 from labsupport import ArmSetupError, expect_finished, expect_oom, measure, phase, reading, run
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
-from labsupport.ground.result import Stopped
+from labsupport.ground.result import Stopped, place
 
 
 def wait_for(condition, seconds=120):
@@ -393,3 +393,12 @@ def test_when_the_kernel_is_killed_the_arm_dies_too_and_its_folder_is_swept_late
 
     run(nothing)
     assert left_behind.folders(kernel.pid) == []
+
+
+def test_files_of_python_and_of_packages_are_named_without_the_folders_of_a_machine():
+    import multiprocessing.pool
+
+    import keras
+
+    assert place(multiprocessing.pool.__file__) == "multiprocessing/pool.py"
+    assert place(keras.__file__) == "keras/__init__.py"

@@ -40,6 +40,7 @@ TABLE = {
     "will_it_fit": ("batch-bound activations", "failure", "fix", ()),
     "vocabularies_and_pairs": ("batch-bound activations", "failure", "fix", ()),  # the logits
     "loops_that_stay_loops": ("batch-bound activations", "failure", "fix", ()),  # the state of every turn
+    "workers": ("buffer", "failure", "fix", ()),  # batches that wait in the queue of workers
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 

@@ -376,6 +376,18 @@ def test_an_array_that_numpy_found_no_room_for_before_the_first_step_is_a_copy_o
     assert kinds(out_of_room(one())) == []  # results that were collected, perhaps
 
 
+@pytest.mark.parametrize(("grown", "named"), [(130, ["buffer"]), (20, [])])
+def test_batches_that_workers_read_ahead(grown, named):
+    """One large array in a generator is no queue of batches."""
+    result = died(one(), Cause.MEMORY, peak=0, wanted=None, process=[(1.0, grown * MIB)])
+    result.error.message = (
+        "node PyFunc: Unable to allocate 16.0 MiB for an array with shape (1024, 4096) and data type float32"
+    )
+    assert kinds(result) == named
+    result.error.message = result.error.message.removeprefix("node PyFunc: ")
+    assert "buffer" not in kinds(result)
+
+
 @pytest.mark.parametrize(("held", "named"), [(2, ["data converted whole"]), (300, ["input copy"])])
 def test_an_array_much_larger_than_all_data_is_a_conversion(held, named):
     """And one as large as they are is a copy."""

@@ -19,7 +19,7 @@ from labsupport.ground.result import short
 
 LABS = {  # kind: the lab that explains it first, then others that help
     "input copy": ("image_stacking", "arrays_into_datasets", "large_files"),
-    "buffer": ("pipeline_buffers",),
+    "buffer": ("pipeline_buffers", "workers"),
     "batch-bound activations": (
         "batch_size",
         "gradient_accumulation",
@@ -49,6 +49,8 @@ CHANGES = {  # kind: what to change
     "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
     "buffer": "give shuffle() and prefetch() a part of their buffers, such as an eighth, and shuffle before what makes elements large: map(), batch()",
     "batch-bound activations": "halve the batch, with gradient_accumulation_steps=2 if the updates shall stay as they are",
+    "buffer": "give shuffle(), prefetch() and the queue of workers (max_queue_size) smaller sizes, and shuffle before what makes elements large: map(), batch()",
+    "batch-bound activations": "take a smaller batch, and gradient_accumulation_steps if the updates shall stay as they are",
     "retained tensors": "keep numbers in place of tensors: float(loss), .numpy() of what is small",
     "retracing": "pass tensors in place of Python values, and apply tf.function once",
     "models kept alive": "let go of each model, and call keras.utils.clear_session() before the next one",
@@ -679,6 +681,20 @@ def converted_whole(death):
         yield Suspect("data converted whole", size, [sentence], _place(death.result))
 
 
+def read_ahead(death):
+    """A batch of NumPy's with no room in Python code that a pipeline calls, where many of its size have been made before it."""
+    asked = death.outside and "PyFunc" in death.result.error.message and _array_wanted(death.result)
+    if not asked:
+        return
+    (size, shape, dtype), grown = asked, max((size for _, size in death.result.process), default=0)
+    if grown > _OUTSIZE * size:
+        sentence = (
+            f"a pipeline's Python code was to make one more array of {mib(size)}, {dtype} of the shape {shape}, when the process "
+            f"had grown by {mib(grown)}: with workers, Keras lets max_queue_size batches (10 if not given) wait, and one more"
+        )
+        yield Suspect("buffer", grown, [sentence], _place(death.result))
+
+
 def _place(result):
     """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
     frames = result.error.frames if result.error else []
@@ -731,7 +747,8 @@ SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas
 def _by_size(result, parts, known):
     """Suspects of a run that died of memory, beside those `known` to grow."""
     death = Death.of(result, parts)
-    if alone := [*fragmentation(death), *large_output(death), *converted_whole(death)]:
+    ahead = [] if known else [*read_ahead(death)]
+    if alone := [*fragmentation(death), *large_output(death), *(ahead or converted_whole(death))]:
         return alone
     found = [suspect for rule in SIZE for suspect in rule(death)]
     if death.outside:

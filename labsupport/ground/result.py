@@ -55,7 +55,7 @@ def short(place, number):
 
 
 def place(file):
-    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on, others from the current folder on."""
+    """A file as a learner knows it: "Cell In[4]" for a notebook cell, a library's file from its package on, Python's own from its module on, others from the current folder on."""
     try:
         from IPython import get_ipython
 
@@ -64,7 +64,8 @@ def place(file):
         known = None
     if known:
         return " ".join(known)
-    return file.split("-packages/")[-1].removeprefix(str(_ROOT) + os.sep).removeprefix(_here())
+    file = file.split("-packages/")[-1].removeprefix(os.path.join(sysconfig.get_path("stdlib"), ""))
+    return file.removeprefix(str(_ROOT) + os.sep).removeprefix(_here())
 
 
 def _here():
