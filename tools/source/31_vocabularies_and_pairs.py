@@ -158,8 +158,8 @@ pd.DataFrame({"peak (MiB)": peaks.round(1), "× logits": (peaks / logits).round(
 # %%
 sparse, bare = peaks["sparse labels"], peaks["no accuracy"]
 lab.note(
-    f"Sparse labels save {(peaks['one-hot labels'] - sparse) / logits:.1f} times the logits (`fit()` "
-    f"holds the labels of all batches), and {sparse / logits:.1f} times are left. "
+    f"Sparse labels save {(peaks['one-hot labels'] - sparse) / logits:.1f} times the logits "
+    f"(`fit()` holds the labels of all batches), and {sparse / logits:.1f} times are left. "
     f"{(sparse - bare) / logits:.1f} of these are for the accuracy. Without it the kernel of the "
     f"loss writes its gradient over the logits, and {bare / logits:.1f} times are left. The budget "
     f"is {lab.parse_size(BUDGET) / 2**20 / logits:.2f} times."
@@ -177,7 +177,7 @@ class InPieces(WithoutLogits):
     loop = staticmethod(tf.map_fn)
 
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        # As tensors: in a loop recompute_grad takes no variables.
+        # As tensors: in a loop recompute_grad takes no variables; eagerly it counts Keras' twice.
         kernel, bias = map(tf.convert_to_tensor, (self.words.kernel, self.words.bias))
 
         @tf.recompute_grad
@@ -233,8 +233,8 @@ class Listed(InPieces):
 
 control = lab.measure(fitted, lambda: of_class(Listed), label="loss in pieces, a list")
 lab.note(
-    f"At once without accuracy {bare:.0f} MiB, from a list {control.peak_mib:.0f}, in a loop of one "
-    f"piece at a time {fix.peak_mib:.0f}."
+    f"At once without accuracy {bare:.0f} MiB, from a list {control.peak_mib:.0f}, in a loop of "
+    f"one piece at a time {fix.peak_mib:.0f}."
 )
 
 # %% [markdown]
@@ -256,6 +256,13 @@ class Gathered(layers.Embedding):
         return tf.gather(self.embeddings.value, ids)
 
 
+def averaging(embedding, optimizer):
+    pooled = [embedding, layers.GlobalAveragePooling1D(), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), *pooled])
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
 TABLE = (65536, 64)
 
 
@@ -263,21 +270,18 @@ def updates():
     ids, y = np.random.default_rng(0).integers(0, TABLE[0], (32, 20)), np.ones((32, 1))
     sgd, gathered = keras.optimizers.SGD, Gathered(*TABLE)
     ways = {
-        "SGD, Gathered": (sgd(), gathered),
-        "SGD, Keras layer": (sgd(), layers.Embedding(*TABLE)),
-        "SGD, clipnorm": (sgd(clipnorm=1.0), gathered),
-        "SGD, global_clipnorm": (sgd(global_clipnorm=1.0), gathered),
-        "SGD, weight_decay": (sgd(weight_decay=0.01), gathered),
-        "SGD, momentum": (sgd(momentum=0.9), gathered),
-        "Adam": (keras.optimizers.Adam(), gathered),
-        "SGD, L2": (sgd(), Gathered(*TABLE, embeddings_regularizer="l2")),
+        "SGD, Gathered": (gathered, sgd()),
+        "SGD, Keras layer": (layers.Embedding(*TABLE), sgd()),
+        "SGD, clipnorm": (gathered, sgd(clipnorm=1.0)),
+        "SGD, global_clipnorm": (gathered, sgd(global_clipnorm=1.0)),
+        "SGD, weight_decay": (gathered, sgd(weight_decay=0.01)),
+        "SGD, momentum": (gathered, sgd(momentum=0.9)),
+        "Adam": (gathered, keras.optimizers.Adam()),
+        "SGD, L2": (Gathered(*TABLE, embeddings_regularizer="l2"), sgd()),
     }
     slots = {}
-    for name, (optimizer, embedding) in ways.items():
-        pooled = [embedding, layers.GlobalAveragePooling1D(), layers.Dense(1)]
-        model = keras.Sequential([keras.Input((20,), dtype="int32"), *pooled])
-        model.compile(optimizer, "mse", jit_compile=False)
-        before = lab.reading().tensors_mib
+    for name, way in ways.items():
+        model, before = averaging(*way), lab.reading().tensors_mib
         model.train_on_batch(ids, y)  # traces, and makes the slots
         slots[name] = lab.reading().tensors_mib - before
         with lab.phase(name):
@@ -294,9 +298,9 @@ beside = pd.Series({way: size + steps.phase(way).rise_mib for way, size in steps
 lab.note(
     f"Plain SGD on the rows alone needs {beside['SGD, Gathered'] / table:.2f} tables beside the "
     f"table; with Keras' layer it is {beside['SGD, Keras layer'] / table:.1f}. Once a variable was "
-    "looked up or updated by rows, TensorFlow copies it whenever it is read as a whole. Slots are as large as "
-    "the table, and an optimizer that has them updates every row, used or not. Weight decay and "
-    "L2 change every row by themselves; `global_clipnorm` makes the gradient dense."
+    "looked up or updated by rows, TensorFlow copies it whenever it is read as a whole. Slots are "
+    "as large as the table, and an optimizer that has them updates every row, used or not. Weight "
+    "decay and L2 change every row by themselves; `global_clipnorm` makes the gradient dense."
 )
 
 # %% [markdown]
@@ -395,30 +399,23 @@ lengths = np.clip(np.random.default_rng(0).lognormal(np.log(20), 1.1, 256).astyp
 
 def with_sentences(lengths, width):
     ragged = tf.RaggedTensor.from_row_lengths(tf.ones(lengths.sum(), tf.int32), lengths)
-    ids, sorted_ids = ragged.to_tensor(), tf.gather(ragged, tf.argsort(lengths))
+    ids, y, size = ragged.to_tensor(), np.ones(len(lengths)), len(lengths)
     embed, dense, norm = (
         layers.Embedding(1000, width),
         layers.Dense(width),
         layers.LayerNormalization(),
     )
-    pool, rows = layers.GlobalAveragePooling1D(), embed(ragged)
+    model, rows = averaging(embed, "sgd"), embed(ragged)
+    by_length = tf.split(tf.argsort(lengths), 8)
     norm(rows[:1]), dense(rows.values[:1])  # builds them
-
-    def trained(ids):
-        model = keras.Sequential(
-            [keras.Input((None,), dtype="int32"), embed, pool, layers.Dense(1)]
-        )
-        model.compile("sgd", "mse", jit_compile=False)
-        model.fit(ids, np.ones(len(lengths)), batch_size=len(lengths), verbose=0)
-
     ways = {
-        "padded: Embedding, mean, fit()": lambda: trained(ids),
-        "ragged: Embedding, mean, fit()": lambda: trained(ragged),
-        "ragged: LayerNormalization": lambda: norm(rows),
+        "padded: Embedding, mean, fit()": lambda: model.fit(ids, y, size, verbose=0),
+        "ragged: Embedding, mean, fit()": lambda: model.fit(ragged, y, size, verbose=0),
         "ragged: its values through Dense": lambda: rows.with_values(dense(rows.values)),
-        "ragged: to_tensor(), for the rest": lambda: rows.to_tensor(),
-        "the same, 32 of like length a time": lambda: [
-            pool(embed(sorted_ids[at : at + 32].to_tensor())) for at in range(0, len(lengths), 32)
+        "ragged: LayerNormalization": lambda: norm(rows),
+        "ragged: to_tensor()": lambda: rows.to_tensor(),
+        "the same, in buckets": lambda: [
+            tf.reduce_sum(tf.gather(rows, some).to_tensor()) for some in by_length
         ],
     }
     for name, way in ways.items():
@@ -455,25 +452,22 @@ lab.note(
 # **When it flips:** what does a vocabulary cost at the last layer (figures of this run, scaled: predicted)?
 
 # %%
-times = {"with accuracy": (sparse - weights) / logits, "without": (bare - weights) / logits}
+WAYS = {"with accuracy": sparse - weights, "without": bare - weights}
+times = {name: size / logits for name, size in WAYS.items()}
+others = (fix.peak_mib - lab.tensor_mib((2 * PIECE, VOCABULARY))) / weights
 
 
-def last_layer(sentences=16, tokens=512, vocabulary=50257, width=768, piece=64):
-    at_once = lab.tensor_mib((sentences, tokens, vocabulary))
-    kernels = 4 * lab.tensor_mib((width, vocabulary))
+def last_layer(words_in_batch=8192, vocabulary=50257, width=768, piece=64):
+    of_weights = lab.tensor_mib((vocabulary, 2 * width + 1))
     for name in times:
-        print(f"{name:14}{times[name] * at_once:10,.0f} MiB")
-    print(f"in pieces     {2 * lab.tensor_mib((piece, vocabulary)) + kernels:10,.0f} MiB")
+        at_once = times[name] * lab.tensor_mib((words_in_batch, vocabulary))
+        print(f"{name:14}{at_once + of_weights:10,.0f} MiB")
+    cut = lab.tensor_mib((2 * piece, vocabulary))
+    print(f"in pieces     {cut + others * of_weights:10,.0f} MiB")
 
 
-lab.explore(
-    last_layer,
-    sentences=(1, 256),
-    tokens=(1, 4096),
-    vocabulary=(100, 250000, 100),
-    width=(32, 4096, 32),
-    piece=(16, 1024, 16),
-)
+sizes = {"words_in_batch": (256, 131072, 256), "vocabulary": (1000, 250000)}
+lab.explore(last_layer, **sizes, width=(32, 4096, 32), piece=(16, 1024, 16))
 
 # %% [markdown]
 # ## Verdict
