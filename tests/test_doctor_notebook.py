@@ -1,8 +1,11 @@
 """`python -m labsupport doctor train.ipynb`: the cells do what they do in Jupyter, and are named."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -88,3 +91,21 @@ def test_what_is_no_notebook_in_python_is_refused(tmp_path):
     for name, words in (("r.ipynb", "a notebook in R"), ("no.ipynb", "cannot be read as a notebook")):
         with pytest.raises(ArmSetupError, match=words):
             read(tmp_path / name)
+
+
+def test_an_interrupt_ends_the_cell_and_the_report_tells_what_was_seen(tmp_path):
+    cells = [
+        "import tensorflow as tf\nkept = []\nstep = tf.function(lambda x: x * 2)",
+        "print('begun', flush=True)\nwhile True:\n    kept.append(step(tf.ones([64, 256])))",
+        "print('never')",
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)]), tmp_path / "train.ipynb")
+    command = [sys.executable, "-m", "labsupport", "doctor", "train.ipynb", "--report", "report.txt"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert run.stdout.readline() == b"begun\n"
+    time.sleep(2)
+    run.send_signal(signal.SIGINT)
+    assert run.communicate(timeout=60)[0] == b"" and run.returncode == 1
+    report = (tmp_path / "report.txt").read_text()
+    assert "what was seen until then" in report and "retained tensors" in report and "kept holds" in report, report

@@ -28,15 +28,15 @@ def test_a_remedy_is_measured_and_prints_nothing_of_its_own(tmp_path):
 DEEP = """
 import keras, numpy as np
 x, y = np.ones((4096, 64), "float32"), np.ones((4096, 1), "float32")
-layers = [keras.layers.Dense(256, "relu") for _ in range(25)]
+layers = [keras.layers.Dense(192, "relu") for _ in range(25)]
 model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
 model.compile("adam", "mse")
-model.fit(x, y, batch_size=2048, verbose=0)
+model.fit(x, y, batch_size=4096, verbose=0)
 """
 
 
 def test_a_step_that_does_not_fit_does_with_each_remedy(tmp_path):
-    doctor(tmp_path, DEEP, "--budget", "60 MiB", "--try", "--json", "--report", "report.json")
+    doctor(tmp_path, DEEP, "--budget", "76 MiB", "--try", "--json", "--report", "report.json")
     tried = json.loads((tmp_path / "report.json").read_text())["tried"]
     assert [sentence.partition(":")[0] for sentence in tried] == [
         "half the batch",
@@ -44,7 +44,7 @@ def test_a_step_that_does_not_fit_does_with_each_remedy(tmp_path):
         "keras.remat around segments of a Sequential",
         "mixed_bfloat16 as Keras' policy",
     ]
-    assert all("now finished" in sentence and "% less" in sentence for sentence in tried), tried
+    assert all("now finished; " in sentence and "no suspect any more" in sentence for sentence in tried), tried
 
 
 def test_what_only_the_code_can_change_is_said(tmp_path):

@@ -187,13 +187,22 @@ def no_suspect(result):
     if died_of_memory(result):
         return UNKNOWN, "It died of memory, but nothing that was alive explains it."
     if not result.ok:
-        until = "until then nothing grew" if result.facts.censuses else "that was before its first step"
+        until = "until then nothing grew" if _has_steps(result.facts) else _NO_STEPS
         return UNKNOWN, f"It ended for another reason than memory; {until}."
     if result.dumps:
         return UNKNOWN, f"It finished, but TensorFlow's allocator ran out {len(result.dumps)} times on the way."
     near = result.budget_given and (result.figures["peak"] or 0) > _NEAR * result.budget
     edge = " Its peak is at the edge of the budget: another order of operations, and it may not fit." * near
+    if not _has_steps(result.facts):
+        return UNKNOWN, f"It finished inside its budget; {_NO_STEPS}.{edge}"
     return GOOD, f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}"
+
+
+_NO_STEPS = "fewer than two steps were seen (calls of a tf.function, a GradientTape, batches of a data set), by which growth is told"
+
+
+def _has_steps(facts):
+    return sum(step.count for step in facts.steps) > 1
 
 
 def _not_seen(result):
