@@ -38,6 +38,7 @@ TABLE = {
     "preparing_data": ("data converted whole", "failure", "fix", ()),
     "what_a_process_keeps": ("old optimizers after compile()", "failure", "fix", ()),
     "will_it_fit": ("batch-bound activations", "failure", "fix", ()),
+    "fine_tuning": ("weights", "failure", "fix", ()),  # it dies while variables are made: the slots of all weights
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 
