@@ -41,6 +41,7 @@ TABLE = {
     "vocabularies_and_pairs": ("batch-bound activations", "failure", "fix", ()),  # the logits
     "loops_that_stay_loops": ("batch-bound activations", "failure", "fix", ()),  # the state of every turn
     "workers": ("buffer", "failure", "fix", ()),  # batches that wait in the queue of workers
+    "fine_tuning": ("weights", "failure", "fix", ()),  # it dies while variables are made: the slots of all weights
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 
