@@ -17,19 +17,22 @@ from labsupport.ground import meter
 
 MEMORY = ("variables", "tensors", "arrays")  # the kinds that alive() and by_name() give bytes for
 
+_KERAS_2 = ("keras.src.engine.training", "Model"), ("keras.src.optimizers.optimizer", "_BaseOptimizer")
 KINDS = {
-    "resource_variable_ops.BaseResourceVariable": "variables",
-    "ops._EagerTensorBase": "tensors",
-    "ops.EagerTensor": "tensors",
-    "iterator_ops.OwnedIterator": "iterators",
-    "dataset_ops.DatasetV2": "datasets",
-    "values.DistributedVariable": "distributed",
-    "keras.src.models.model.Model": "models",
-    "keras.src.engine.training.Model": "models",
-    "keras.src.optimizers.base_optimizer.BaseOptimizer": "optimizers",
-    "keras.src.optimizers.optimizer._BaseOptimizer": "optimizers",
-    "framework.ops.Graph": "graphs",
-}  # ends of a base class's full name (of Keras 3, and of Keras 2 as tf_keras): what it is
+    ("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable"): "variables",
+    ("tensorflow.python.framework.ops", "_EagerTensorBase"): "tensors",
+    ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"): "iterators",
+    ("tensorflow.python.data.ops.dataset_ops", "DatasetV2"): "datasets",
+    ("tensorflow.python.distribute.values", "DistributedVariable"): "distributed",
+    ("keras.src.models.model", "Model"): "models",
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer"): "optimizers",
+    **{
+        (prefix + module, name): kind
+        for prefix in ("", "tf_")
+        for (module, name), kind in zip(_KERAS_2, ("models", "optimizers"))
+    },
+    ("tensorflow.python.framework.ops", "Graph"): "graphs",
+}  # (module, class) of Keras 3, and of Keras 2 also as tf_keras: what its instances are
 
 
 def ask(question, thing, otherwise=None):
@@ -42,8 +45,8 @@ def ask(question, thing, otherwise=None):
 
 def kind_of(cls):
     """A value of KINDS, or "" for what is none of them."""
-    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
-    return next((kind for end, kind in KINDS.items() if any(name.endswith(end) for name in names)), "")
+    names = [(base.__module__, base.__qualname__) for base in cls.__mro__]
+    return next((kind for base, kind in KINDS.items() if base in names), "")
 
 
 class Kinds(dict):
@@ -54,13 +57,32 @@ class Kinds(dict):
         return kind
 
 
-def by_kind(things):
-    """{kind: those of these objects that are of it}, for every kind in KINDS."""
-    found, kinds = {kind: [] for kind in KINDS.values()}, Kinds()
-    for thing in things:
-        kind = ask(kinds.__getitem__, type(thing), "")  # a class can even refuse to be a key
-        if kind:
-            found[kind].append(thing)
+def by_kind():
+    """{kind: the objects of this process that are of it}, for every kind in KINDS."""
+    found, kinds, classes = {kind: [] for kind in KINDS.values()}, {}, {}
+    for (module, name), kind in KINDS.items():
+        root = getattr(sys.modules.get(module), name, None)
+        for cls in _with_subclasses(root) if root else ():
+            classes[id(cls)], kinds[id(cls)] = cls, kind
+    for thing in instances(classes):
+        found[kinds[id(type(thing))]].append(thing)
+    return found
+
+
+def instances(classes):
+    """All objects of these classes, given by their ids and themselves, that the collector knows.
+
+    They are found as what refers to their class, and no other object is held meanwhile: a tuple that another thread is just
+    making, by tuple(…) of a generator, breaks if anybody else holds it when it gets its length (CPython, tupleobject.c:
+    _PyTuple_Resize), as the list of gc.get_objects() would.
+    """
+    return [thing for thing in gc.get_referrers(*classes.values()) if id(type(thing)) in classes]
+
+
+def _with_subclasses(cls):
+    found = [cls]
+    for below in type.__subclasses__(cls):
+        found += _with_subclasses(below)
     return found
 
 
@@ -132,7 +154,7 @@ def alive():
     gc.collect()  # what the first one finalized can have held more
     found = {kind: Counter() for kind in (*MEMORY, "graphs", "pipelines")}
     things = gc.get_objects()
-    kinds = by_kind(things)
+    kinds = by_kind()
     for tensor in kinds["tensors"]:
         kind, what = ask(_tensor_row, tensor, ("tensors", None))
         if what:

@@ -55,7 +55,7 @@ class Censuses:
         if self._between:
             self.taken.pop()
             self._between = False
-        found, garbage = (by_kind(gc.get_objects()), 0) if between else self._found()
+        found, garbage = (by_kind(), 0) if between else self._found()
         self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
@@ -90,14 +90,14 @@ class Censuses:
 
     def _found(self):
         """(what is alive by kind, bytes of tensors that were garbage)."""
-        found = by_kind(gc.get_objects())
+        found = by_kind()
         before, iterators = _tensor_sum(found), len(found["iterators"])
         least = self._settled[0] + max(_GROWN, _GROWN_SHARE * self._settled[0])
         if before <= least and iterators <= self._settled[1] + 1:
             return found, 0
         del found  # it would keep alive what is to be collected
         gc.collect()
-        found = by_kind(gc.get_objects())
+        found = by_kind()
         after = _tensor_sum(found)
         self._settled = after, len(found["iterators"])
         return found, max(0, before - after)
