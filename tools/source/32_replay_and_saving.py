@@ -307,11 +307,15 @@ times, two = ways["full"] / few_frames, ways.loc["two arrays, float64"]
 lab.note(
     f"Bytes alone leave {times['stacks, bytes']:.1f} times the frames, each in {STACK} stacks. A "
     f"ring alone leaves {times['ring, float64']:.1f}, a float64 for each byte. Both together: "
-    f"{times['ring, bytes']:.2f}. Two arrays have {times['two arrays, float64']:.0f}: they copy what "
+    f"{times['ring, bytes']:.2f}. Two arrays have {times['two arrays, float64']:.0f}: they "
+    f"copy what "
     f"the deque only refers to.\n\n**np.zeros promises, it does not take:** two arrays asked for "
-    f"{two['asked for at first']:.0f} MiB at first, and had {two['pages at first']:.1f} MiB of pages. "
-    "The system finds a page when it is first written. So a buffer that does not fit starts without "
-    "a word, and dies when it is filled that far; fill it once, as with `np.ones`, and it dies at once."
+    f"{two['asked for at first']:.0f} MiB at first, and had {two['pages at first']:.1f} MiB "
+    f"of pages. "
+    "The system finds a page when it is first written. So a buffer that does not fit "
+    "starts without "
+    "a word, and dies when it is filled that far; fill it once, as with `np.ones`, and it "
+    "dies at once."
 )
 
 # %% [markdown]
@@ -400,9 +404,11 @@ pd.DataFrame({"weights": own, "most": saving, "times": saving / own}).round(2)
 by_file, layer = saving / own, lab.tensor_mib((UNITS, UNITS))
 lab.note(
     f"`.weights.h5` is written variable by variable, slots included, and held "
-    f"{saving['.weights.h5'] / layer:.1f} times one layer; a SavedModel and a checkpoint have buffers "
+    f"{saving['.weights.h5'] / layer:.1f} times one layer; a SavedModel and a checkpoint "
+    f"have buffers "
     "of TensorFlow's own. Legacy `.h5` makes arrays of all slots before it writes the first: "
-    f"{by_file['.h5, legacy']:.1f} times the weights. `.keras` is a zip file. Where it finds memory "
+    f"{by_file['.h5, legacy']:.1f} times the weights. `.keras` is a zip file. Where it "
+    f"finds memory "
     "free, Keras writes the whole HDF5 file into memory first, weights and slots, and zips that: "
     f"{by_file['.keras']:.1f} times, where the same into a folder took "
     f"{by_file['zipped=False']:.1f}.\n\nAn initializer's constant becomes part of the model's "
