@@ -42,6 +42,8 @@ TABLE = {
     "loops_that_stay_loops": ("batch-bound activations", "failure", "fix", ()),  # the state of every turn
     "workers": ("buffer", "failure", "fix", ()),  # batches that wait in the queue of workers
     "fine_tuning": ("weights", "failure", "fix", ()),  # it dies while variables are made: the slots of all weights
+    # A deque that fills: its arrays are told as data held whole first, and as what grows second.
+    "replay_and_saving": ("input copy", "failure", "fix", ()),
     "capstone": ("input copy", "failure", None, ()),  # the first of its seven faults; its fixed script is below
 }
 
