@@ -344,8 +344,9 @@ def trained():
 
 
 def with_vectors(vectors, initializer):
-    embedding = keras.layers.Embedding(*TABLE, embeddings_initializer=initializer)
-    mean = keras.layers.GlobalAveragePooling1D()
+    layers = keras.layers
+    embedding = layers.Embedding(*TABLE, embeddings_initializer=initializer)
+    mean = layers.GlobalAveragePooling1D()
     model = keras.Sequential([keras.Input((16,), dtype="int32"), embedding, mean])
     embedding.set_weights([vectors])
     return model
