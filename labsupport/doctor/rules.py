@@ -43,7 +43,7 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "copies in child processes": ("workers",),
     "growth outside TensorFlow": ("leaks_over_epochs", "what_a_process_keeps"),
     "programs that XLA keeps": ("xla",),
-    "copy on the host while saving": ("where_memory_goes",),
+    "copy on the host while saving": ("replay_and_saving",),
 }
 CHANGES = {  # kind: what to change
     "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
@@ -489,7 +489,7 @@ class Death:
         copied = min(facts.converted.now, parts.wanted)  # what was asked for was the copy of an array
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
-            data += max(last.arrays, facts.converted.bytes, _no_array(result))
+            data += max(last.arrays, facts.converted.largest, _no_array(result))
         if _in_a_pipeline(during):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working

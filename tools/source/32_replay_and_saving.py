@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 32 · Replay buffers and checkpoints
 #
-# **Symptom:** *the memory of my DQN grows with every step until it is killed*; *"MemoryError: Unable to allocate 3.45 MiB
-# for an array with shape (32, 4, 84, 84)"*, so little; or a training fits, and *the process dies when it saves*.
+# **Symptom:** *my DQN is killed after some hours, its memory grows with every step it plays*; *"MemoryError: Unable to
+# allocate 220. KiB"* at `memory.append(…)`; or the training fits, and *the process dies when it saves*.
 #
 # **Afterwards you can** count how often a replay buffer holds each frame, keep it once and give the network the same
 # batches, and say which way of saving a model or a buffer holds a second one in memory.
@@ -49,39 +49,55 @@ SIDE, STACK, EPISODE = 84, 4, 19  # pixels, frames, steps
 BATCH, EVERY = 32, 16
 
 # %% [markdown]
-# A stand-in for a game: frames of noise, one byte a pixel as emulators give them. Memory does not look at pictures.
+# A game that draws its own frames: a ball falls, a paddle moves at random. One byte a pixel, as emulators give them.
 
 
 # %%
-def game(frames):
+def game(steps):
     """(frame, (action, reward, done)) of each step; of an episode's first frame (frame, None)."""
-    random = np.random.default_rng(0)
-    for number in range(frames):
-        frame, at = random.integers(256, size=(SIDE, SIDE), dtype=np.uint8), number % (EPISODE + 1)
-        action, reward = int(random.integers(3)), float(random.integers(2))
-        yield frame, (action, reward, at == EPISODE) if at else None
+    random, height = np.random.default_rng(0), 0
+    for _ in range(steps):
+        if height == 0:
+            ball, paddle = random.integers(SIDE - 12, size=2)
+            yield drawn(ball, height, paddle), None
+        action, height = int(random.integers(3)), height + 4
+        paddle = min(max(paddle + 4 * (action - 1), 0), SIDE - 12)
+        done = height == 4 * EPISODE
+        reward = float(done and 0 <= ball - paddle < 12)
+        yield drawn(ball, height, paddle), (action, reward, done)
+        height = 0 if done else height
+
+
+def drawn(ball, height, paddle):
+    frame = np.zeros((SIDE, SIDE), np.uint8)
+    frame[height : height + 4, ball : ball + 4] = 255
+    frame[-4:, paddle : paddle + 12] = 128
+    return frame
 
 
 # %% [markdown]
 # ## Predict
 #
-# One frame shows where things are, not where they go, so the *state* is a stack of the last four. A *transition* is a
+# One frame shows where the ball is, not where it goes, so the *state* is a stack of the last four. A *transition* is a
 # state, an action, its reward, and the next state. The buffer keeps the newest transitions, from which batches are drawn.
 
 # %%
-question = f"Peak memory of the process that fills a buffer of {TRANSITIONS} and trains?"
+question = (
+    f"Peak memory of the process that fills a buffer of {TRANSITIONS} transitions and trains?"
+)
 my_guess = lab.guess(question, GUESS_MIB)
 
 # %% [markdown]
 # By hand. In the usual loop the next state of one step *is* the state of the step after it, the same array. So a buffer holds
-# one stack a transition and one more an episode, of float64 once they were divided by 255.
+# one stack a transition, of float64 once it was divided by 255.
 
 # %%
 frames = lab.tensor_mib((TRANSITIONS, SIDE, SIDE), "uint8")
-stacks = lab.tensor_mib((TRANSITIONS, STACK, SIDE, SIDE), "float64") * (1 + 1 / EPISODE)
+stacks = lab.tensor_mib((TRANSITIONS, STACK, SIDE, SIDE), "float64")
 print(f"one frame a transition, in bytes: {frames:.2f} MiB")
-times = stacks / frames
-print(f"stacks of {STACK} float64 frames: {stacks:.0f} MiB, {times:.0f} times that")
+print(
+    f"one stack of {STACK} float64 frames each: {stacks:.0f} MiB, {stacks / frames:.0f} times that"
+)
 
 
 # %% [markdown]
@@ -97,7 +113,8 @@ def q_network():
     return model
 
 
-lab.predict(q_network, BATCH)
+one_step = lab.predict(q_network, BATCH)
+one_step
 
 # %% [markdown]
 # ## Failure
@@ -143,10 +160,10 @@ def learned(model, states, following, actions, rewards, done):
     return float(model.train_on_batch(states, targets))
 
 
-def played(memory, frames):
+def played(memory, transitions):
     """(losses, a checksum of all batches) of a step of learning after every EVERY of the game."""
     model, random, losses, checksum = q_network(), np.random.default_rng(1), [], 0
-    for number, frame_and_step in enumerate(game(frames), 1):
+    for number, frame_and_step in enumerate(game(transitions), 1):
         memory.add(*frame_and_step)
         if number % EVERY == 0:
             batch = memory.sample(random.integers(len(memory.kept), size=BATCH))
@@ -162,7 +179,8 @@ if sys.platform == "linux":  # elsewhere a process cannot be limited that sharpl
     lab.expect_oom(failure)
 
 # %% [markdown]
-# It trained for a while, and looked like a leak. It is none: the buffer was not yet full. What it would have needed:
+# It trained for a while, and looked like a leak. It is none: the buffer was not yet full. The line that is named asked for
+# the memory that was no longer there; it need not be the line that holds it. What it would have needed:
 
 # %%
 unbounded = lab.run(played, Stacks(TRANSITIONS), PLAYED, label="float64 stacks, no tight limit")
@@ -178,7 +196,7 @@ lab.expect_finished(unbounded)
 
 # %%
 class Ring:
-    """Each frame once; a transition is the place of its frame, and of its episode's first."""
+    """Each frame once; a transition is the places of its frame and of its episode's first."""
 
     def __init__(self, transitions, dtype=np.uint8):
         self.kept, self.place = deque(maxlen=transitions), -1
@@ -219,7 +237,9 @@ lab.compare(unbounded, failure, fix, story="process")
 print(my_guess.against(unbounded.process_peak_mib))
 (losses, batches), (losses_of_ring, batches_of_ring) = unbounded.value, fix.value
 saved_mib = unbounded.process_peak_mib - fix.process_peak_mib
-lab.predicted_vs_measured(ring_saves=(stacks - frames, saved_mib))
+lab.predicted_vs_measured(
+    one_step=(one_step.total_mib, fix.peak_mib), ring_saves=(stacks - frames, saved_mib)
+)
 assert batches == batches_of_ring, "the same seed draws the same batches, to the last bit"
 assert np.allclose(losses, losses_of_ring, rtol=1e-4)
 lab.note(
@@ -244,7 +264,8 @@ class Bytes(Stacks):
 class TwoArrays(Stacks):
     def __init__(self, transitions):
         super().__init__(transitions)
-        self.both = np.zeros((2, transitions, STACK, SIDE, SIDE))  # float64, unless told
+        # float64, if nothing else is said
+        self.both = np.zeros((2, transitions, STACK, SIDE, SIDE))
 
     def add(self, frame, step):
         super().add(frame, step)
@@ -277,11 +298,10 @@ def ways_to_keep(episodes):
             for frame_and_step in game(episodes * (EPISODE + 1)):
                 memory.add(*frame_and_step)
             row["full"] = full = asked()[0] - level
-            for protocol in (4, 5):
-                tracemalloc.reset_peak()
-                with tempfile.TemporaryFile() as file:
-                    pickle.dump(vars(memory), file, protocol)
-                row[f"more while pickled, {protocol}"] = asked()[1] - full - level
+            tracemalloc.reset_peak()
+            with tempfile.TemporaryFile() as file:
+                pickle.dump(vars(memory), file, protocol=4)
+            row["more while pickled"] = asked()[1] - full - level
             rows[name] = row
             del memory
     return rows
@@ -305,24 +325,22 @@ ways.assign(times=ways["full"] / few_frames).round(1)
 # %%
 times, two = ways["full"] / few_frames, ways.loc["two arrays, float64"]
 lab.note(
-    f"Bytes alone leave {times['stacks, bytes']:.1f} times the frames, each in {STACK} stacks. A "
-    f"ring alone leaves {times['ring, float64']:.1f}, a float64 for each byte. Both together: "
-    f"{times['ring, bytes']:.2f}. Two arrays have {times['two arrays, float64']:.0f}: they "
-    f"copy what "
-    f"the deque only refers to.\n\n**np.zeros promises, it does not take:** two arrays asked for "
-    f"{two['asked for at first']:.0f} MiB at first, and had {two['pages at first']:.1f} MiB "
-    f"of pages. "
-    "The system finds a page when it is first written. So a buffer that does not fit "
-    "starts without "
-    "a word, and dies when it is filled that far; fill it once, as with `np.ones`, and it "
-    "dies at once."
+    f"Bytes alone leave {times['stacks, bytes']:.1f} times the frames, each in {STACK} "
+    f"stacks. A ring alone leaves {times['ring, float64']:.1f}, a float64 for each byte. "
+    f"Both together: {times['ring, bytes']:.2f}. Two arrays have "
+    f"{times['two arrays, float64']:.0f}, since they copy what the deque only refers to."
+    "\n\n**np.zeros promises, it does not take:** two arrays asked for "
+    f"{two['asked for at first']:.0f} MiB at first, and had "
+    f"{two['pages at first']:.1f} MiB of pages. The system finds a page when it is first "
+    "written. So a buffer that does not fit starts without a word, and dies when it is "
+    "filled that far; fill it once, as with `np.ones`, and it dies at once."
 )
 
 # %% [markdown]
 # ### A checkpoint
 #
-# The last columns are a checkpoint of the buffer. `pickle` with protocol 4, the default up to Python 3.13, makes bytes of
-# each array and remembers all of them until it is done. `protocol=5` writes an array as it lies, and so does `np.save`.
+# The last column is a checkpoint of the buffer. `pickle` with protocol 4, the default up to Python 3.13, makes bytes of
+# each array and remembers all of them until it is done. With `protocol=5`, or `np.save` for a ring, nothing is copied.
 #
 # And the model? It is said that saving one needs no memory worth speaking of. Here is one of equal layers, which has
 # trained a step, so that Adam has two slots for each weight. `zipped=False` writes the same files as `.keras`, into a folder.
@@ -331,7 +349,7 @@ lab.note(
 
 # %%
 UNITS, LAYERS = 1024, lab.choose(SCALE, quick=12, full=24)
-TABLE = (5_000, 100)
+TABLE = (10_000, 100)
 weights, table = LAYERS * lab.tensor_mib((UNITS, UNITS)), lab.tensor_mib(TABLE)
 
 
@@ -402,26 +420,26 @@ plt.show()
 pd.DataFrame({"weights": own, "most": saving, "times": saving / own}).round(2)
 
 # %%
-by_file, layer = saving / own, lab.tensor_mib((UNITS, UNITS))
+by_file = saving / own
+largest = lab.tensor_mib((UNITS, UNITS))
 lab.note(
-    f"`.weights.h5` is written variable by variable, slots included, and held "
-    f"{saving['.weights.h5'] / layer:.1f} times one layer; a SavedModel and a checkpoint "
-    f"have buffers "
-    "of TensorFlow's own. Legacy `.h5` makes arrays of all slots before it writes the first: "
-    f"{by_file['.h5, legacy']:.1f} times the weights. `.keras` is a zip file. Where it "
-    f"finds memory "
-    "free, Keras writes the whole HDF5 file into memory first, weights and slots, and zips that: "
-    f"{by_file['.keras']:.1f} times, where the same into a folder took "
-    f"{by_file['zipped=False']:.1f}.\n\nAn initializer's constant becomes part of the model's "
-    "configuration: a Python object for each number, then its digits as JSON. It took "
-    f"{by_file['vectors as a constant']:.0f} times the table, which as a weight took "
-    f"{by_file['vectors set as a weight']:.1f}, as any model does that is one large variable."
+    "`.weights.h5` is written layer by layer, and holds "
+    f"{saving['.weights.h5'] / largest:.1f} times one of them. The older `.h5` does so with "
+    "the weights, and collects all slots before it writes the first: "
+    f"{by_file['.h5, legacy']:.1f} times the weights. A SavedModel and a checkpoint have "
+    "buffers of TensorFlow's own. `.keras` is a zip file. Where it finds memory free, Keras "
+    "writes the whole HDF5 file into memory first, weights and slots, and zips that: "
+    f"{by_file['.keras']:.1f} times the weights, where the same into a folder took "
+    f"{by_file['zipped=False']:.1f}. An initializer's constant becomes part of the model's "
+    "configuration, a Python object and some twenty characters of JSON for each number: "
+    f"{by_file['vectors as a constant']:.0f} times its bytes, where set as a weight it took "
+    f"{by_file['vectors set as a weight']:.1f}."
 )
 
 # %% [markdown]
-# What Keras calls free memory is the machine's (`psutil`), not a container's limit: a `.keras` file may end a process in
-# there that another way of saving would have let live. `ModelCheckpoint` calls `model.save()`, too.
-# [Lab 27](27_what_a_process_keeps.ipynb) loads what was saved.
+# What Keras calls free memory is the machine's (`psutil`): it knows nothing of a container's limit, so a `.keras` file may
+# end a process in there that would have fitted by another way. `ModelCheckpoint` saves in this way after each epoch, and
+# so does every other callback that calls `save()`. [Lab 27](27_what_a_process_keeps.ipynb) loads what was saved.
 #
 # **On a GPU** it has not been measured here. Buffers and files are in the host's memory there, too; a step gets the frames
 # of its batch alone.
@@ -433,8 +451,9 @@ lab.note(
 # %%
 def buffers(thousand_transitions=1000, side=84, stack=4):
     ring = lab.tensor_mib((1000 * thousand_transitions, side, side), "uint8") / 1024
-    floats = 8 * stack * ring
-    print(f"stacks of float64 {floats:,.1f} GiB, in two arrays {2 * floats:,.1f} GiB")
+    print(
+        f"stacks of float64 {8 * stack * ring:,.1f} GiB, in two arrays {16 * stack * ring:,.1f} GiB"
+    )
     print(f"stacks of bytes {stack * ring:,.1f} GiB, a ring of bytes {ring:,.1f} GiB (predicted)")
 
 
