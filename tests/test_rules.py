@@ -263,6 +263,31 @@ def test_the_first_value_of_a_variable_is_no_data(in_use):
     assert kinds(result) != ["weights"]
     result.error.traceback = 'File "/env/keras/src/backend/tensorflow/random.py", line 34, in uniform'
     assert kinds(result) == ["weights"]
+    result.error.traceback = ""  # as Keras' own filter leaves it: then the line that makes the model tells
+    result.error.frames, result.facts.made = [Line("t.py", 12, "keras.Sequential(")], {"model": "t.py:12"}
+    assert kinds(result) == ["weights"]
+
+
+def test_a_request_of_a_tables_size_is_not_the_batchs():
+    table = Census(2, 0, weights=50 * MIB, largest=48 * MIB)
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0), table], failed=IN_STEP)
+    assert kinds(died(facts, peak=150 * MIB, wanted=48 * MIB)) == ["weights"]
+    assert kinds(died(facts, peak=150 * MIB, wanted=20 * MIB)) == ["batch-bound activations"]
+    assert kinds(died(facts, peak=500 * MIB, wanted=48 * MIB)) == ["batch-bound activations"]  # by chance
+
+
+def test_a_tape_that_stays_open_over_many_batches_retains():
+    facts = one(weights=5)
+    facts.failed, facts.in_tape = Interval("step", "GradientTape (t.py:18)", 10 * MIB, 250 * MIB), 30
+    (suspect,) = diagnose(died(facts)).suspects
+    assert (suspect.kind, suspect.place) == ("retained tensors", "t.py:18")
+
+
+def test_one_operation_beside_a_step_that_asks_for_much_is_not_the_batch():
+    evaluated = Facts(steps=[TRAIN], censuses=[Census(1, 0), Census(2, 0, weights=MIB)])
+    assert kinds(died(evaluated, peak=2 * MIB, wanted=300 * MIB, dumps=[2 * MIB])) == ["one operation's large output"]
+    evaluated.failed = IN_STEP
+    assert kinds(died(evaluated, peak=2 * MIB, wanted=300 * MIB, dumps=[2 * MIB])) == ["batch-bound activations"]
 
 
 # --- what is large
@@ -349,7 +374,7 @@ def test_an_interval_tells_what_memory_ran_out_for():
     assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=in_batch))) == ["buffer"]
     assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=IN_STEP))) == ["batch-bound activations"]
     assert kinds(died(Facts(censuses=[Census(0, 0)]))) == ["input copy"]  # before any step: pieces of a data set
-    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0)], open=Interval("step", TRAIN.name, 0))
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0, weights=MIB)], open=Interval("step", TRAIN.name, 0))
     assert "the process died" in evidence(died(facts, Cause.CRASH_OUT, peak=None))
     assert "memory rose from 10.0 MiB to 250.0 MiB" in evidence(died(one()))
 

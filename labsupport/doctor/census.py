@@ -59,9 +59,10 @@ class Censuses:
         self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
-        sizes = Counter()
+        sizes, largest = Counter(), 0
         for variable in {ask(_handle, variable, id(variable)): variable for variable in found["variables"]}.values():
             sizes[_group(variable, slots, weights, not models)] += variable_bytes(variable)
+            largest = max(largest, variable_bytes(variable))
         tensors, arrays, containers = _holders([*frames, *own_frames(sys._getframe())])
         self.taken.append(
             Census(
@@ -84,6 +85,7 @@ class Censuses:
                 array_holders=arrays[:_MOST_HOLDERS],
                 containers=containers,
                 process=self._gauge.process_now(),
+                largest=largest,
             )
         )
         self._between = between

@@ -4,6 +4,7 @@ import ast
 import linecache
 import os
 import sys
+import types
 from functools import cache
 
 from labsupport.doctor.alive import MEMORY, ask
@@ -11,6 +12,7 @@ from labsupport.doctor.names import by_name
 from labsupport.ground.record import sendable
 from labsupport.ground.result import CELLS, is_own, line_of, short
 
+_DEEPEST = 5  # a callback's attribute, a function in it, a list that this took from around it; the rest is reserve
 _PUT = frozenset(("append", "appendleft", "extend", "add", "update", "insert", "setdefault", "put"))
 
 
@@ -19,28 +21,43 @@ def filled_at(name, value):
 
     Where nothing is put into it, it is the one line that gives the name its value.
     """
-    root, attribute = name.split(" in ")[0].split(".")[-1], _heaviest(value)
+    root, attribute = _innermost(name.split(" in ")[0].split(".")[-1], value)
     for target in (_put_into, _given_to):
         put = [one for file in _own_files() for one in _lines(target, file, _size(file))]
         if attribute:  # whatever the object is called there: `self`, for one
-            found = {(file, line) for file, _, last, line in put if last == attribute}
+            found = {(file, line) for file, _, last, line in put if last == root}
         else:
-            found = {
-                (file, line) for file, first, last, line in put if first == root and (target is _put_into or not last)
-            }
+            named = [one for one in put if one[1] == root and (target is _put_into or not one[2])]
+            found = {(file, line) for file, _, _, line in named}
         if found:
             return sendable(_told(*found.pop())) if len(found) == 1 else ""
     return ""
 
 
-def _heaviest(value):
-    """The attribute that holds most, of an object of a class of the script's own; "" for any other."""
-    if not ask(
-        lambda value: "__dict__" in dir(value) and is_own(_file_of(sys.modules[type(value).__module__])), value, False
-    ):
-        return ""
-    held = by_name(dict(vars(value)))
-    return max(held, key=lambda name: sum(held[name][kind] for kind in MEMORY), default="")
+def _innermost(name, value):
+    """(the name nearest to what is held, whether it is an attribute): of an object its heaviest attribute, of a function what it took from around it."""
+    attribute = False
+    for _ in range(_DEEPEST):
+        inner = ask(_parts, value, {})
+        held = by_name(dict(inner))
+        heaviest = max(
+            held, key=lambda name: sum(held[name][kind] for kind in MEMORY) + held[name]["items"], default=""
+        )
+        if not heaviest:
+            break
+        attribute, name, value = not isinstance(value, types.FunctionType), heaviest, inner[heaviest]
+    return name, attribute
+
+
+def _parts(value):
+    """{name: object} of what a function of the script's took from around it, or of attributes; containers have none."""
+    if isinstance(value, types.MethodType):
+        value = value.__self__
+    if isinstance(value, types.FunctionType):
+        return {name: cell.cell_contents for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ())}
+    kind = type(value)
+    own = is_own(_file_of(sys.modules[kind.__module__])) or "Callback" in (base.__name__ for base in kind.__mro__)
+    return dict(vars(value)) if own else {}
 
 
 def _told(file, line):

@@ -92,6 +92,8 @@ class Probe:
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
+        self._counted = 0  # the level at the last census before a step
+        self._in_tape = self._most_in_tape = 0  # batches drawn while one tape is open
         self._thread = threading.main_thread().ident
 
     def install(self):
@@ -136,7 +138,14 @@ class Probe:
         total = self._intervals.total
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
-        if first or total & (total - 1) == 0:  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        level = self._intervals.open.level or 0
+        grown = level > max(
+            _MORE * self._counted, self._counted + MIB
+        )  # what is kept since may be what fills the budget
+        if (
+            first or grown or total & (total - 1) == 0
+        ):  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+            self._counted = level
             self.take_census()
         self._send_sometimes()
 
@@ -242,7 +251,7 @@ class Probe:
     def _tape_enter(self, original, tape):
         if self._here() and (place := _where()):
             self._begin_step(f"GradientTape ({place})")
-            self._tape_open = True
+            self._tape_open, self._in_tape = True, 0
         return original(tape)
 
     def _tape_exit(self, original, tape, *exception):
@@ -264,7 +273,11 @@ class Probe:
             quietly(self._censuses.note_iterator)(iterator, dataset)
 
     def _iterator_next(self, original, iterator):
-        if not self._here() or self._tape_open:
+        if not self._here():
+            return original(iterator)
+        if self._tape_open:
+            self._in_tape += 1
+            self._most_in_tape = max(self._most_in_tape, self._in_tape)
             return original(iterator)
         self._begin_batch()
         try:
@@ -366,6 +379,7 @@ class Probe:
                 open=self._intervals.open,
                 failed=self._intervals.failed,
                 made=self._made.lines(),
+                in_tape=self._most_in_tape,
                 ignored=sorted(self._ignored),
                 holders=self._holders,
                 unseen=self.unseen,

@@ -8,6 +8,7 @@ A new rule is a function that yields Suspects, its place in one of the two lists
 Thresholds marked "by trial" part the troubled scripts of tests/cases and of the labs from the cured ones.
 """
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -49,7 +50,7 @@ CHANGES = {  # kind: what to change
     "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
     "batch-bound activations": "halve the batch, with gradient_accumulation_steps=2 if the updates shall stay as they are",
     "buffer": "give shuffle(), prefetch() and the queue of workers (max_queue_size) a part of their sizes, such as an eighth, and shuffle before what makes elements large: map(), batch()",
-    "retained tensors": "keep numbers in place of tensors: float(loss), .numpy() of what is small",
+    "retained tensors": "keep numbers, such as float(loss), in place of tensors and arrays",
     "retracing": "pass tensors in place of Python values, and apply tf.function once",
     "models kept alive": "let go of each model, and call keras.utils.clear_session() before the next one",
     "optimizer state": "take an optimizer with fewer slots (Adafactor, SGD), or train fewer of the weights",
@@ -81,6 +82,10 @@ SAVES = {
     "data converted whole": 1,
     "cache behind repeat()": 1,
 }
+# Batches drawn while one tape is open: a step on several parts of a batch draws few.
+_MANY_IN_TAPE = 4
+# A request for a table's own size: the allocator rounds up to 256 bytes; beside table and gradient few pieces of it are in use.
+_ROUNDED, _PIECES = 256, 4
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.
 _NEARLY = 0.6
@@ -348,7 +353,7 @@ def earlier_models(facts, finished):
         )
         yield Suspect("old optimizers after compile()", grown, evidence)
         return
-    yield Suspect("models kept alive", grown, evidence, _used_at(facts))
+    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts))
 
 
 def _used_at(facts, least=2):
@@ -435,9 +440,9 @@ GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kep
 
 def outside(facts):
     """Growth of the process, from step to step and to its end, that TensorFlow's counter does not have; for runs in which nothing else grew."""
-    rows = [
-        census for census in _while_steps_ran(facts) if census.step >= 2 and None not in (census.process, census.level)
-    ]
+    even = lambda step: step >= 2 and step & (step - 1) == 0  # censuses between these are where tensors grew
+    known = [census for census in _while_steps_ran(facts) if None not in (census.process, census.level)]
+    rows = [census for census in known if even(census.step)]
     if len(rows) < 3:
         return
     sizes = [census.process - census.level for census in rows[-3:]]
@@ -493,7 +498,9 @@ class Death:
         if _in_a_pipeline(during):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working
-        elif _before_training(facts) and not _building(result, parts):
+        elif _building(result, parts):
+            data, working = data - parts.data, working + parts.data
+        elif _before_training(facts):
             data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
         return cls(result, parts, size, during, outside, data, buffers, working)
 
@@ -506,6 +513,16 @@ class Death:
     def updating(self):
         """Whether an optimizer was applying gradients."""
         return bool(self.parts.slots and _UPDATES.match(self.result.error.message))
+
+    @property
+    def of_a_table(self):
+        """Whether a step asked for the size of the largest variable, when as much of it as few such pieces was in use.
+
+        A dense gradient, a regularizer or an update of a whole table: no smaller batch makes it smaller.
+        """
+        largest = self.result.facts.censuses[-1].largest
+        same = self.wanted and abs(self.wanted - largest) <= _ROUNDED and 2 * largest > self.parts.weights
+        return bool(same and self.working <= _PIECES * largest)
 
     @property
     def failing(self):
@@ -589,12 +606,17 @@ def buffer(death):
 
 def activations(death):
     """What operations had in use: activations, gradients and intermediates."""
-    if not death.working or death.building or death.updating:
+    if not death.working or death.building or death.updating or death.of_a_table:
         return
-    where = "operations outside a training step took it"
+    where, facts = "operations outside a training step took it", death.result.facts
     if death.during and death.during.kind == "step":
         where = f"in {death.during.name} the process died"
-        if death.result.facts.failed:
+        if facts.in_tape >= _MANY_IN_TAPE:
+            sentence = f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
+            place = re.sub(r"^.*\((?:called at )?(.+)\)$", r"\1", death.during.name)
+            yield Suspect("retained tensors", death.working, [where, sentence, death.failing], place)
+            return
+        if facts.failed and facts.failed.peak > facts.failed.level:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
     evidence = [where, death.failing]
     if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
@@ -613,17 +635,23 @@ def _building(result, parts):
     facts, operation = result.facts, _OPERATION.match(result.error.message)
     if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
         return False
-    return _no_step(facts) and parts.weights > parts.data and not _no_array(result)
+    model = facts.made.get("model") and os.path.basename(_place(result)) == facts.made["model"]
+    return _no_step(facts) and (model or parts.weights > parts.data) and not _no_array(result)
 
 
 def weights(death):
     """Variables that train, as far as they have been made."""
-    size = max(0, death.parts.weights - sum(_others(death))) + death.working * death.building
+    size = max(0, death.parts.weights - sum(_others(death))) + death.working * (death.building or death.of_a_table)
     if size:
         evidence = [f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}", death.failing]
         if death.building:
             evidence.append(
                 "memory ran out while variables were made: the model and its optimizer are larger than the budget"
+            )
+        if death.of_a_table:
+            evidence.append(
+                "that is the size of the largest variable: a gradient, a regularizer or an update of the whole of it, which a "
+                "smaller batch leaves as large; take a smaller table, or no regularizer on it"
             )
         yield Suspect("weights", size, evidence, _place(death.result) if death.building else "")
 
@@ -653,11 +681,12 @@ def garbage(death):
 
 
 def large_output(death):
-    """One operation before or beside any step whose output is much larger than all that was in use."""
+    """One operation beside any training step whose output is much larger than all that was in use."""
     facts, used = death.result.facts, in_use(death.result)
     used = death.result.figures["peak"] or 0 if used is None else used
     an_array = 2 * facts.converted.largest > (death.wanted or 0)
-    if death.wanted and _before_training(facts) and death.wanted > _OUTSIZE * used and not (an_array or death.building):
+    trains = death.during is not None and facts.censuses[-1].weights
+    if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
         yield Suspect(
             "one operation's large output", death.wanted, [sentence, str(death.result.error)], _place(death.result)
@@ -696,7 +725,10 @@ def read_ahead(death):
 def _place(result):
     """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
     frames = result.error.frames if result.error else []
-    return short(frames[-1].place, frames[-1].number) if frames else ""
+    if not frames:
+        return ""
+    file = os.path.basename(frames[-1].place)
+    return short(file if file == result.label else frames[-1].place, frames[-1].number)
 
 
 def optimizer_state(death):

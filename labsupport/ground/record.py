@@ -199,7 +199,7 @@ class Census(Struct, frozen=True):
     """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then.
 
     containers: names with most objects in lists, dicts and sets, of which only the number is known; process: its resident set;
-    held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
+    largest: of its variables; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
     on other devices; operations: of all graphs together; garbage: of tensors that only waited for the collector, where it
     was asked; models_met: how many models were seen alive so far.
     """
@@ -221,6 +221,7 @@ class Census(Struct, frozen=True):
     models: list[Model] = []
     tensor_holders: list[Holder] = []
     array_holders: list[Holder] = []
+    largest: int = 0
     containers: list[Holder] = []
     process: int | None = None
 
@@ -239,7 +240,7 @@ class Facts(Struct, tag=True):
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; passed_at: the line that began the
     last one; open: what runs now; failed: what
-    ran when an exception began; made: lines by what they make ("model", "optimizer", "process"); baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
+    ran when an exception began; made: lines by what they make ("model", "optimizer", "process"); in_tape: the most batches that were drawn while one tape was open; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
     or on why none are known, where they were asked for; unseen: what ran here and holds memory that no probe sees.
     """
 
@@ -255,6 +256,7 @@ class Facts(Struct, tag=True):
     open: Interval | None = None
     failed: Interval | None = None
     made: dict[str, str] = {}
+    in_tape: int = 0
     ignored: list[str] = []
     holders: list[str] = []
     unseen: list[str] = []

@@ -4,7 +4,7 @@ Mechanism: a histogram that one-hot encodes every weight in double precision tak
 Fix: count by bins without the matrix (or leave histograms off).
 """
 
-# kind: batch-bound activations
+# kind: one operation's large output
 # budget: 48 MiB
 import sys
 
