@@ -409,9 +409,9 @@ if share:
 
 
 # %%
-def workers_need(batch_mib=64, queue=10, workers=8, processes=True, copied_mib=500):
+def workers_need(batch_mib=64, queue=10, workers=8, kind="processes", copied_mib=500):
     waiting = (queue + 2) * batch_mib
-    each = (3 * batch_mib + copied_mib) if processes else 0
+    each = (3 * batch_mib + copied_mib) if kind == "processes" else 0
     print(f"{waiting:,} MiB of batches, {workers * each:,} MiB of the workers' own (predicted)")
 
 
@@ -420,7 +420,7 @@ lab.explore(
     batch_mib=(1, 1024),
     queue=(1, 64),
     workers=(1, 64),
-    processes=[True, False],
+    kind=["processes", "threads"],
     copied_mib=(0, 8192, 10),
 )
 

@@ -442,7 +442,7 @@ lab.note(
     "stays what is looked up, added, or reduced over a sentence. A layer that sees one word at a "
     "time can be given the values as rows. What works along a sentence wants `to_tensor()`, which "
     "pads to the longest of the batch, and LayerNormalization does that inside: the fix is to pad "
-    "less, in buckets of like length as in [lab 15](15_long_sequences.ipynb)."
+    "less, in buckets of like length as in lab 15."
 )
 
 # %% [markdown]
