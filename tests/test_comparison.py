@@ -6,6 +6,7 @@ from labsupport import compare
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
 from labsupport.ground.result import ArmError, ArmResult, Stopped
+from labsupport.showing.picture import arm_figure
 
 
 def arm(label, peak, error=None):
@@ -37,6 +38,14 @@ def test_the_picture_has_the_table_as_its_text_and_markup_does_nothing(monkeypat
     (data, more), (table, _) = shown
     assert both.text in data["text/plain"] and both.text in more["metadata"]["image/png"]["alt"]
     assert r"<b>list \u202e" in both.text and r"&lt;b&gt;list \u202e" in table.data and "<b>" not in table.data
+
+
+@pytest.mark.parametrize(("cause", "at_the_budget"), [(Cause.OOM, True), (Cause.MEMORY, False)])
+def test_a_cross_stands_at_the_budget_only_where_tensors_had_no_room(cause, at_the_budget):
+    died = arm("died", 20, ArmError(cause, "no room"))
+    (axes,) = arm_figure(died).axes
+    crosses = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "X"]
+    assert [cross > 256 for cross in crosses] == [at_the_budget]
 
 
 def test_refusals_say_what_to_write():

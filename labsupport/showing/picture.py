@@ -107,7 +107,9 @@ def _shades(axes, phases):
 
 
 def _ran_out(result):
-    return not result.ok and result.error.cause.of_memory and result.figures["peak"] is not None
+    """Whether an arm died because TensorFlow's allocator had no room: memory outside of it is another axis."""
+    tensors = (Cause.OOM, Cause.CRASH_OUT)
+    return not result.ok and result.error.cause in tensors and result.figures["peak"] is not None
 
 
 def _wanted(result):
