@@ -6,7 +6,8 @@ import pytest
 from test_rules import died, finished
 
 from labsupport.doctor.against import changes, earlier
-from labsupport.doctor.rules import Diagnosis, Suspect
+from labsupport.doctor.rules import Diagnosis
+from labsupport.doctor.suspects import Suspect
 from labsupport.doctor.terminal import as_json
 from labsupport.ground.budget import MIB
 from labsupport.ground.folders import ArmSetupError

@@ -10,7 +10,8 @@ import pytest
 from examined import examined, run_as_main
 
 from labsupport.doctor.process import examine_script
-from labsupport.doctor.rules import LABS, diagnose
+from labsupport.doctor.rules import diagnose
+from labsupport.doctor.suspects import LABS
 from labsupport.doctor.terminal import DoctorDisplay
 
 CASES = {path.stem: path for path in sorted((Path(__file__).parent / "cases").glob("*.py"))}

@@ -8,8 +8,10 @@ from dataclasses import astuple
 import msgspec
 import pytest
 
+from labsupport.doctor.dying import Death
 from labsupport.doctor.figures import Parts, growth, parts_of_peak
-from labsupport.doctor.rules import CHANGES, LABS, Death, diagnose
+from labsupport.doctor.rules import diagnose
+from labsupport.doctor.suspects import CHANGES, LABS
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Cause, Census, Converted, Facts, Function, Holder, Interval, Model, Step
 from labsupport.ground.result import ArmError, ArmResult, Family, Line, Offspring

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labsupport.doctor.figures import wanted
-from labsupport.doctor.rules import died_of_memory
+from labsupport.doctor.suspects import died_of_memory
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Facts
 from labsupport.ground.result import SOURCES

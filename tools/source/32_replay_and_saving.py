@@ -320,7 +320,7 @@ few_frames = lab.tensor_mib((FEW * EPISODE, SIDE, SIDE), "uint8")
 axes = (ways["full"] / few_frames).plot.barh(edgecolor="white", xlabel="times the frames' bytes")
 axes.invert_yaxis()
 plt.show()
-ways.assign(times=ways["full"] / few_frames).round(1)
+ways.assign(times=ways["full"] / few_frames).round(1) + 0.0  # no "-0.0"
 
 # %%
 times, two = ways["full"] / few_frames, ways.loc["two arrays, float64"]

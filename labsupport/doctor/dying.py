@@ -1,0 +1,354 @@
+"""Rules for what is large, which is a suspect only in a run that died of memory. Pure functions over a Death; thresholds marked "by trial" as in rules.py."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from labsupport.doctor.figures import Parts, in_use, wanted
+from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, place_of
+from labsupport.ground.budget import mib, parse_size
+from labsupport.ground.record import Cause, Interval
+
+# Batches drawn while one tape is open: a step on several parts of a batch draws few.
+_MANY_IN_TAPE = 4
+# A request for a table's own size: the allocator rounds up to 256 bytes; beside table and gradient few pieces of it are in use.
+_ROUNDED, _PIECES = 256, 4
+# Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
+# what was counted at a census, not at the peak, is known less well than that; by trial.
+_NEARLY = 0.6
+# Of the budget: the allocator rounds each size up to 256 bytes and leaves rests that are too small to split.
+_ROUNDING = 0.02
+# Of the budget: a smaller rest lies in pieces in any run that is nearly full, and is not what filled it; by trial.
+_SCATTERED = 0.2
+# Of what the process grew by: arrays smaller than this do not explain that it ran out; by trial.
+_OUTSIDE_SHARE = 0.2
+# Times what is in use: an operation that joins pieces asks for about as much as they are.
+_OUTSIZE = 2
+# NumPy's own words (numpy/_core/_exceptions.py): three digits and a unit.
+_NO_ARRAY = re.compile(
+    r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array(?: with shape (\([\d, ]*\)) and data type (\w+))?"
+)
+_OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
+# Keras' optimizers, as the names of their operations tell them: by then activations have been let go, what is in use has
+# the size of the weights.
+_UPDATES = re.compile(
+    r"Out of memory in (?:[\w.-]+/)*(?:adam|adamw|adamax|rmsprop|sgd|nadam|lion|lamb|adafactor|adagrad|adadelta|ftrl)(?:_\d+)?/"
+)
+# A file in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
+_INITIALIZES = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
+_MAKES_VARIABLES = re.compile(
+    r"\w*(Random|Normal)\w*|Mul|AddV2|Sub|Cast|Fill|Qr|Const|Identity|ZerosLike|\w*VariableOp|_EagerConst"
+)
+
+
+@dataclass(frozen=True)
+class Death:
+    """A run that died of memory. data, buffers, working: bytes, as in Parts, with what was happening taken into account.
+
+    wanted: bytes of the allocation that found no room, or None. during: the Interval in which it happened, or None.
+    outside: whether memory ran out outside TensorFlow's allocator.
+    """
+
+    result: object
+    parts: Parts
+    wanted: int | None
+    during: Interval | None
+    outside: bool
+    data: int
+    buffers: int
+    working: int
+
+    @classmethod
+    def of(cls, result, parts):
+        facts, size = result.facts, wanted(result)
+        last, during = facts.censuses[-1], facts.failed or facts.open
+        outside = result.error.cause not in (Cause.OOM, Cause.CRASH_OUT)
+        copied = min(facts.converted.now, parts.wanted)  # what was asked for was the copy of an array
+        data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
+        if outside:
+            data += max(last.arrays, facts.converted.largest, _no_array(result))
+        if _in_a_pipeline(during):
+            # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
+            working, buffers = working - parts.working, buffers + parts.working
+        elif _building(result, parts):
+            data, working = data - parts.data, working + parts.data
+        elif _before_training(facts):
+            data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
+        return cls(result, parts, size, during, outside, data, buffers, working)
+
+    @property
+    def building(self):
+        """Whether variables were being made."""
+        return _building(self.result, self.parts)
+
+    @property
+    def updating(self):
+        """Whether an optimizer was applying gradients."""
+        return bool(self.parts.slots and _UPDATES.match(self.result.error.message))
+
+    @property
+    def of_a_table(self):
+        """Whether a step asked for the size of the largest variable, when as much of it as few such pieces was in use.
+
+        A dense gradient, a regularizer or an update of a whole table: no smaller batch makes it smaller.
+        """
+        largest = self.result.facts.censuses[-1].largest
+        same = self.wanted and abs(self.wanted - largest) <= _ROUNDED and 2 * largest > self.parts.weights
+        return bool(same and self.working <= _PIECES * largest)
+
+    @property
+    def failing(self):
+        """A sentence about what failed."""
+        return f"the allocation that failed was for {mib(self.wanted)}" if self.wanted else self.result.error.message
+
+
+def _no_step(facts):
+    """Whether no step has begun yet."""
+    return not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
+
+
+def _before_training(facts):
+    """Whether there is neither a model yet nor a step."""
+    return _no_step(facts) and not facts.censuses[-1].models
+
+
+def _no_array(result):
+    """Bytes of the array that NumPy found no room for before the first step, as fit() reads a file; 0 if it was none."""
+    found = _array_wanted(result) if _no_step(result.facts) else None
+    return found[0] if found else 0
+
+
+def _array_wanted(result):
+    """(bytes, shape, dtype) of the array that NumPy found no room for; None if it was none."""
+    found = _NO_ARRAY.search(result.error.message)
+    return found and (parse_size(f"{found[1]} {found[2]}"), found[3], found[4])
+
+
+def _in_a_pipeline(interval):
+    return interval is not None and interval.kind == "input"
+
+
+def fragmentation(death):
+    """Room enough, but in pieces."""
+    used, budget = in_use(death.result), death.result.budget
+    free = 0 if used is None else budget - used
+    if death.wanted and death.wanted < free - _ROUNDING * budget and free > _SCATTERED * budget:
+        sentence = (
+            f"{mib(free)} of the budget were free, yet {mib(death.wanted)} found no place: "
+            "the free pieces do not lie together"
+        )
+        yield Suspect("fragmentation", free, [sentence], place_of(death.result))
+
+
+def _number(number, one, many):
+    return f"{number} {one if number == 1 else many}"
+
+
+def input_copy(death):
+    """Data held whole, as tensors or as arrays."""
+    if not death.data:
+        return
+    last, converted = death.result.facts.censuses[-1], death.result.facts.converted
+    holders = sorted((last.tensor_holders + last.array_holders)[:2], key=lambda holder: -holder.size)
+    if death.building and not (holders or converted.largest):
+        return  # the numbers that were to become a variable
+    evidence = [
+        f"{holder.name} holds {_number(holder.number, 'tensor or array', 'tensors or arrays')}, {mib(holder.size)}"
+        for holder in holders
+    ]
+    if converted.largest:
+        evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
+    if death.outside and _no_array(death.result):
+        evidence.append(f"NumPy was to make one array of all data at {place_of(death.result)}: read a batch at a time")
+    place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * death.data), "")
+    if converted.largest > WORTH_NAMING * death.data:
+        place = converted.place.removesuffix("a library")
+    yield Suspect("input copy", death.data, [*evidence, death.failing], place or place_of(death.result))
+
+
+def buffer(death):
+    """What a pipeline buffers, or was preparing."""
+    if death.buffers:
+        evidence = buffered(death.result.facts)
+        if _in_a_pipeline(death.during):
+            evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
+        largest = next(iter(death.result.facts.buffers), None)
+        yield Suspect("buffer", death.buffers, evidence, (largest and largest.place) or death.result.facts.passed_at)
+
+
+def activations(death):
+    """What operations had in use: activations, gradients and intermediates."""
+    if not death.working or death.building or death.updating or death.of_a_table:
+        return
+    where, facts = "operations outside a training step took it", death.result.facts
+    if death.during and death.during.kind == "step":
+        where = f"in {death.during.name} the process died"
+        if facts.in_tape >= _MANY_IN_TAPE:
+            sentence = f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
+            place = re.sub(r"^.*\((?:called at )?(.+)\)$", r"\1", death.during.name)
+            yield Suspect("retained tensors", death.working, [where, sentence, death.failing], place)
+            return
+        if facts.failed and facts.failed.peak > facts.failed.level:
+            where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
+    evidence = [where, death.failing]
+    if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
+        evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
+    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result))
+
+
+def _building(result, parts):
+    """Whether memory ran out while layers or an optimizer made their variables.
+
+    In one of Keras' initializers; else before the first step, beside more variables than data, in an operation that
+    initializers use.
+    """
+    if _INITIALIZES.search(result.error.traceback):
+        return True
+    facts, operation = result.facts, _OPERATION.match(result.error.message)
+    if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
+        return False
+    model = facts.made.get("model") and os.path.basename(place_of(result)) == facts.made["model"]
+    return _no_step(facts) and (model or parts.weights > parts.data) and not _no_array(result)
+
+
+def weights(death):
+    """Variables that train, as far as they have been made."""
+    size = max(0, death.parts.weights - sum(_others(death))) + death.working * (death.building or death.of_a_table)
+    if size:
+        evidence = [f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}", death.failing]
+        if death.building:
+            evidence.append(
+                "memory ran out while variables were made: the model and its optimizer are larger than the budget"
+            )
+        if death.of_a_table:
+            evidence.append(
+                "that is the size of the largest variable: a gradient, a regularizer or an update of the whole of it, which a "
+                "smaller batch leaves as large; take a smaller table, or no regularizer on it"
+            )
+        yield Suspect("weights", size, evidence, place_of(death.result) if death.building else "")
+
+
+def constants(death):
+    """Arrays that became constants of graphs: copied into each graph, and into the allocator when it runs."""
+    baked = death.result.facts.baked
+    if baked.bytes > WORTH_NAMING * death.result.budget:
+        sentence = (
+            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} in "
+            f"{baked.place}: give them as arguments, as tensors or as a tf.Variable"
+        )
+        place = re.sub(r"^.*\((?:called at )?(.+)\)$", r"\1", baked.place)  # "tf.function step (t.py:5)"
+        yield Suspect("constants in graphs", baked.bytes, [sentence], place.removesuffix("a library"))
+
+
+def garbage(death):
+    """Tensors that nothing leads to any more, in circles that only the collector takes apart."""
+    size = death.parts.garbage
+    if size:
+        sentence = (
+            f"{mib(size)} of tensors were garbage in reference cycles when memory ran out: objects that refer to themselves, "
+            "by a closure or a bound method, wait for Python's collector, which counts objects and not bytes"
+        )
+        evidence = [sentence, "break the cycle, or call gc.collect()"]
+        yield Suspect("garbage that waits for the collector", size, evidence, place_of(death.result))
+
+
+def large_output(death):
+    """One operation beside any training step whose output is much larger than all that was in use."""
+    facts, used = death.result.facts, in_use(death.result)
+    used = death.result.figures["peak"] or 0 if used is None else used
+    an_array = 2 * facts.converted.largest > (death.wanted or 0)
+    trains = death.during is not None and facts.censuses[-1].weights
+    if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
+        sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
+        yield Suspect(
+            "one operation's large output", death.wanted, [sentence, str(death.result.error)], place_of(death.result)
+        )
+
+
+def converted_whole(death):
+    """One array of NumPy's much larger than all data that were held: a conversion that makes many bytes of one."""
+    asked = death.outside and _array_wanted(death.result)
+    if not asked:
+        return
+    (size, shape, dtype), facts = asked, death.result.facts
+    held = death.parts.data + max(facts.censuses[-1].arrays, facts.converted.bytes)
+    if held and size > _OUTSIZE * held:  # of data that lie in a file nothing is known
+        sentence = (
+            f"one array of {mib(size)}, {dtype} of the shape {shape}, was to be made beside {mib(held)} of data: windows, "
+            "padding or dummies of all rows at once, for instance; a pipeline makes those of one batch"
+        )
+        yield Suspect("data converted whole", size, [sentence], place_of(death.result))
+
+
+def read_ahead(death):
+    """A batch of NumPy's with no room in Python code that a pipeline calls, where many of its size have been made before it."""
+    asked = death.outside and "PyFunc" in death.result.error.message and _array_wanted(death.result)
+    if not asked:
+        return
+    (size, shape, dtype), grown = asked, max((size for _, size in death.result.process), default=0)
+    if grown > _OUTSIZE * size:
+        sentence = (
+            f"a pipeline's Python code was to make one more array of {mib(size)}, {dtype} of the shape {shape}, when the process "
+            f"had grown by {mib(grown)}: with workers, Keras lets max_queue_size batches (10 if not given) wait, and one more"
+        )
+        yield Suspect("buffer", grown, [sentence], place_of(death.result))
+
+
+def optimizer_state(death):
+    """Variables beside the weights."""
+    parts = death.parts
+    if parts.slots + parts.other_variables:
+        sizes = (
+            f"weights {mib(parts.weights)}, optimizer slots {mib(parts.slots)}, "
+            f"other variables (masks, accumulators) {mib(parts.other_variables)}"
+        )
+        told = [
+            "memory ran out in the optimizer's update: its intermediates have the size of the weights"
+        ] * death.updating
+        # Beside what earlier models and optimizers left, the update is the last straw and not the load.
+        update = death.working if death.updating and not parts.earlier_models else 0
+        size = parts.slots + parts.other_variables + update
+        yield Suspect("optimizer state", size, [sizes, *told, death.failing])
+
+
+def _others(death):
+    """Bytes of each model beside the largest."""
+    return sorted(model.size for model in death.result.facts.censuses[-1].models)[:-1]
+
+
+def other_models(death):
+    """Models beside the largest."""
+    others = _others(death)
+    if others:
+        size = sum(others)
+        sentence = f"{len(others) + 1} models are alive; those beside the largest have {mib(size)} of weights"
+        yield Suspect("models kept alive", size, [sentence])
+
+
+def replicas(death):
+    """Variables that are held once on each device."""
+    copies = death.parts.replicas
+    if copies:  # counted twice, since each copy has gradients of its size
+        sentence = f"variables are held once on each device: {mib(copies)} more than on one"
+        yield Suspect("replicas", 2 * copies, [sentence])
+
+
+# rule(death)
+SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas, weights, constants, garbage)
+
+
+def by_size(result, parts, known):
+    """Suspects of a run that died of memory, beside those `known` to grow."""
+    death = Death.of(result, parts)
+    ahead = [] if known else [*read_ahead(death)]
+    if alone := [*fragmentation(death), *large_output(death), *(ahead or converted_whole(death))]:
+        return alone
+    found = [suspect for rule in SIZE for suspect in rule(death)]
+    if death.outside:
+        # What TensorFlow's allocator holds is not at fault then, and Python objects that are no arrays may be.
+        grown = max((size for _, size in result.process), default=0)
+        found = [suspect for suspect in found if suspect.kind == "input copy" and suspect.size > _OUTSIDE_SHARE * grown]
+    kinds = {suspect.kind for suspect in known}
+    found = [suspect for suspect in found if suspect.kind not in kinds]
+    most = max((suspect.size or 0 for suspect in [*found, *known]), default=0)
+    return [suspect for suspect in found if suspect.size >= _NEARLY * most]

@@ -1,0 +1,228 @@
+"""Rules for what grows with the steps, which is a suspect in any run. Pure functions over Facts; thresholds marked "by trial" as in rules.py."""
+
+from operator import attrgetter
+
+from labsupport.doctor.suspects import GROWTH_LEAST, GROWTH_SHARE, WORTH_NAMING, Suspect, buffered
+from labsupport.ground.budget import MIB, mib
+
+# TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
+_TRACES = 5
+# Traces in the second half of the calls: one may be a last, smaller batch. A call: one in each epoch of fifty steps; of
+# longer epochs so many that odd batches do not explain them.
+_LATE, _LATE_SHARE, _MANY_LATE = 2, 0.02, 16
+# Applications of tf.function to the same code: two may be for training and for evaluation.
+_INSTANCES = 2
+# Bytes between two censuses, outside of TensorFlow: pools of threads and caches of a healthy run settle below it, by trial.
+_OUTSIDE_GROWTH = 32 * MIB
+# Of all that a size rose by: less in one step from census to census, such as a metric's variable, is no second rise.
+_A_RISE = 0.1
+# Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
+# gone, when the two differ for no fault; by trial.
+_LET_GO = 1.2
+
+
+def _increase(censuses, size):
+    """By how much a size rose over the run; 0 unless it rose twice and was always higher in the last third than before.
+
+    A single rise is an event, such as the first evaluation; what comes and goes with batches is lower now and then. A
+    third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run.
+    """
+    values = [size(census) for census in censuses if census.step >= 2]
+    late = max(2, len(values) // 3)
+    least = _A_RISE * (max(values) - min(values)) if values else 0
+    rises = sum(later - earlier > least for earlier, later in zip(values, values[1:]))
+    return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
+
+
+def _while_steps_ran(facts):
+    """All censuses but the last, which is from the end, or from the middle of a step that failed."""
+    return facts.censuses[:-1]
+
+
+def retracing(facts, finished):
+    """A function that is traced again and again, still in the second half of its calls."""
+    for function in facts.functions:
+        late = sum(call > function.calls / 2 for call in function.traced_at)
+        rebuilt = not function.own and function.traces <= 2 * function.instances  # Keras makes one for each model
+        least = max(_LATE, min(_LATE_SHARE * function.calls / 2, _MANY_LATE))
+        if function.traces < _TRACES or late < least or rebuilt:
+            continue
+        evidence = [
+            f"tf.function {function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
+            "and still in the second half"
+        ]
+        if function.instances > _INSTANCES:
+            times = f"{function.instances} times"
+            evidence.append(f"tf.function was applied to it anew {times}; make it once, outside the loop")
+        elif function.changing:
+            evidence.append(
+                f"argument {function.changing}: every new value is a new graph; "
+                "pass a tensor, or the same object each time"
+            )
+        yield Suspect("retracing", None, evidence, _spot(function))
+
+
+def _spot(function):
+    """The line of a record.Function: where it was written, or, of a library's, where it was called."""
+    return function.place.removeprefix("called at ").removesuffix("a library")
+
+
+def growing_graph(facts, finished):
+    """A graph of TensorFlow 1 that is built further while its session runs."""
+    censuses = [census for census in facts.censuses if census.step >= 2]
+    runs = [step.name for step in facts.steps if step.name.startswith("Session.run")]
+    if len(censuses) < 2 or not runs:
+        return
+    steps = censuses[-1].step - censuses[0].step
+    added = censuses[-1].operations - censuses[0].operations
+    if steps >= _TRACES and added >= steps / 2:
+        grew = f"the graph grew by {added} operations in {steps} calls of Session.run"
+        place = runs[0].removeprefix("Session.run (").removesuffix("a library)").removesuffix(")")
+        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"], place)
+
+
+def grown_variables(facts, finished):
+    """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
+    running = _while_steps_ran(facts) if finished else facts.censuses  # at its end a script has let go of its models
+    grown = _increase(running, attrgetter("held"))
+    return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
+
+
+def _fullest(facts):
+    """The census with the most memory of variables."""
+    return max(facts.censuses, key=lambda census: census.held)
+
+
+def _largest_model(census):
+    return max((model.size for model in census.models), default=0)
+
+
+def earlier_models(facts, finished):
+    """Variables of models that came before, whether the models are alive or only their memory is."""
+    grown, last = grown_variables(facts, finished), _fullest(facts)
+    if not grown:
+        return
+    evidence = [
+        f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last.held)}; "
+        f"the largest model alive has {mib(_largest_model(last))} of weights"
+    ]
+    seen = last.weights + last.slots + last.other_variables
+    if last.held > _LET_GO * seen:
+        evidence.append(
+            f"{mib(last.held - seen)} belong to variables that Python has let go of; "
+            "a graph (of a compiled train or predict function) keeps them"
+        )
+    elif len(last.models) > 2:
+        evidence.append(f"{len(last.models)} models are alive")
+    if last.models_met == 1:
+        evidence.append(
+            "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
+        )
+        yield Suspect("old optimizers after compile()", grown, evidence)
+        return
+    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts))
+
+
+def _used_at(facts, least=2):
+    """The line that calls the functions which Keras makes for so many models or more, one after the other."""
+    again = [function for function in facts.functions if not function.own and function.instances >= least]
+    return _spot(max(again, key=lambda function: function.instances)) if again else ""
+
+
+def kept(facts, name, finished):
+    """(bytes by which "tensors" or "arrays" that stay alive grew with the steps, the census that tells); (0, None) for noise.
+
+    The end of a run that finished tells, too; that of one that failed may be the middle of a step.
+    """
+    running = _while_steps_ran(facts)
+    size = lambda census: getattr(census, name) - finished * _bounded(census, name)
+    grown = _increase(running, size)
+    if not running or grown < max(GROWTH_LEAST, GROWTH_SHARE * (running[-1].level or 0)):
+        return 0, None
+    last = max(running[-1:] + facts.censuses[-1:] * finished, key=size)
+    return max(grown, size(last) - size(_settled(facts))), last
+
+
+def _bounded(census, name):
+    """Bytes of "tensors" or "arrays" in queues with a largest length: they grow only until they are full."""
+    holders = census.tensor_holders if name == "tensors" else census.array_holders
+    return sum(holder.bounded for holder in holders)
+
+
+def _settled(facts):
+    """The first census behind what the first step made."""
+    return next(census for census in facts.censuses if census.step >= 2)
+
+
+def retained(facts, finished):
+    """Tensors and arrays whose number grows with the steps."""
+    for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
+        grown, last = kept(facts, name, finished)
+        if not grown:
+            continue
+        steps = last.step - _settled(facts).step
+        evidence = [f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"]
+        holders = last.tensor_holders if name == "tensors" else last.array_holders
+        for holder in holders[:2]:
+            if holder.size > WORTH_NAMING * grown:
+                evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
+        place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * grown), "")
+        if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
+            copies = facts.converted.bytes >= grown
+            place = facts.converted.place.removesuffix("a library") if copies else _used_at(facts, 1)
+        yield Suspect("retained tensors", grown, evidence, place)
+
+
+def endless_cache(facts, finished):
+    """A cache that stands behind repeat(): its first pass never ends, so that it keeps every element of every pass."""
+    grown = _increase(_while_steps_ran(facts), attrgetter("buffers"))
+    # tf.data's model names a cache in memory twice (MemoryCache, MemoryCacheImpl): the first is enough.
+    one = next((buffer for buffer in facts.buffers if buffer.endless), None)
+    if one is not None and grown > GROWTH_LEAST:
+        sentence = (
+            f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
+        )
+        yield Suspect("cache behind repeat()", one.size, [sentence], one.place or facts.passed_at)
+
+
+def kept_iterators(facts, finished):
+    """Iterators that stay alive, each with the buffers of its pipeline."""
+    running = _while_steps_ran(facts)
+    grown = _increase(running, attrgetter("buffers"))
+    if _increase(running, attrgetter("iterators")) >= 2 and grown > GROWTH_LEAST:
+        sentence = (
+            f"{running[-1].iterators} iterators over data sets are alive, and what their pipelines buffer "
+            f"grew by {mib(grown)}; an iterator keeps its buffers until it is let go"
+        )
+        yield Suspect("buffer", grown, [sentence, *buffered(facts)], facts.passed_at)
+
+
+def outside(facts):
+    """Growth of the process, from step to step and to its end, that TensorFlow's counter does not have; for runs in which nothing else grew."""
+    even = lambda step: step >= 2 and step & (step - 1) == 0  # censuses between these are where tensors grew
+    known = [census for census in _while_steps_ran(facts) if None not in (census.process, census.level)]
+    rows = [census for census in known if even(census.step)]
+    if len(rows) < 3:
+        return
+    sizes = [census.process - census.level for census in rows[-3:]]
+    early, late = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    steps = rows[-1].step - rows[-2].step
+    # What grows with steps grows more where more steps lie between two censuses; what was only being set up does not.
+    if late < _OUTSIDE_GROWTH or early < _OUTSIDE_GROWTH / 4 or late < early:
+        return
+    grew = (
+        f"outside of TensorFlow's allocator the process grew by {mib(late)} in the last {steps} steps counted, "
+        f"{mib(late / steps)} a step, and went on as it had begun"
+    )
+    if compiled := [function for function in facts.functions if function.compiled]:
+        sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
+        yield Suspect("programs that XLA keeps", None, [grew, sentence], _spot(compiled[0]))
+        return
+    before = {holder.name: holder.number for holder in rows[-2].containers}
+    filled = [holder for holder in rows[-1].containers if holder.number - before.get(holder.name, 0) >= steps]
+    holds = [f"{holder.name} holds {holder.number:,} objects, more with each step" for holder in filled]
+    nobody = ["no name of the script leads to it"] * (not filled)
+    yield Suspect("growth outside TensorFlow", None, [grew, *holds, *nobody], filled[0].place if filled else "")
+
+
+GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kept_iterators)  # rule(facts, finished)

@@ -1,0 +1,120 @@
+"""Suspects: kinds of trouble as a person would say them, with the labs that explain them, what to change and what that saves."""
+
+import os
+from dataclasses import dataclass
+
+from labsupport.ground.budget import MIB, mib
+from labsupport.ground.result import short
+
+LABS = {  # kind: the lab that explains it first, then others that help
+    "input copy": ("image_stacking", "arrays_into_datasets", "large_files"),
+    "buffer": ("pipeline_buffers", "workers"),
+    "batch-bound activations": (
+        "batch_size",
+        "gradient_accumulation",
+        "loop_accumulation",
+        "recomputation",
+        "shapes_and_layers",
+    ),
+    "retained tensors": ("leaks_over_epochs",),
+    "retracing": ("retracing",),
+    "models kept alive": ("a_model_per_trial",),
+    "optimizer state": ("where_memory_goes", "mixed_precision", "pruning"),
+    "replicas": ("more_than_one_device",),
+    "fragmentation": ("reading_an_oom",),
+    "weights": ("where_memory_goes", "mixed_precision", "pruning"),
+    "constants in graphs": ("retracing", "arrays_into_datasets"),
+    "old optimizers after compile()": ("what_a_process_keeps", "a_model_per_trial"),
+    "garbage that waits for the collector": ("leaks_over_epochs",),
+    "one operation's large output": ("shapes_and_layers",),
+    "data converted whole": ("preparing_data", "arrays_into_datasets"),
+    "cache behind repeat()": ("pipeline_buffers",),
+    "copies in child processes": ("workers",),
+    "growth outside TensorFlow": ("leaks_over_epochs", "what_a_process_keeps"),
+    "programs that XLA keeps": ("xla",),
+    "copy on the host while saving": ("replay_and_saving",),
+}
+CHANGES = {  # kind: what to change
+    "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
+    "batch-bound activations": "halve the batch, with gradient_accumulation_steps=2 if the updates shall stay as they are",
+    "buffer": "give shuffle(), prefetch() and the queue of workers (max_queue_size) a part of their sizes, such as an eighth, and shuffle before what makes elements large: map(), batch()",
+    "retained tensors": "keep numbers, such as float(loss), in place of tensors and arrays",
+    "retracing": "pass tensors in place of Python values, and apply tf.function once",
+    "models kept alive": "let go of each model, and call keras.utils.clear_session() before the next one",
+    "optimizer state": "take an optimizer with fewer slots (Adafactor, SGD), or train fewer of the weights",
+    "replicas": "each device holds all variables: take fewer devices, or a smaller model",
+    "fragmentation": "pad to few sizes, so that freed pieces fit again",
+    "weights": "the model alone fills the budget: take narrower layers, fewer of them, or float16 weights where it only answers",
+    "constants in graphs": "give the array as an argument of the function, as a tensor",
+    "old optimizers after compile()": "compile once, and set model.optimizer.learning_rate afterwards",
+    "garbage that waits for the collector": "break the cycle of references, or call gc.collect() between epochs",
+    "one operation's large output": "work in pieces: the output of this operation need not exist whole",
+    "data converted whole": "convert a batch at a time, in map() of a pipeline or in a generator",
+    "cache behind repeat()": "put cache() before repeat()",
+    "growth outside TensorFlow": "let go of what the named line keeps, or keep a number of it; what no name holds, in a process that ends",
+    "programs that XLA keeps": "let XLA compile once: one function for all models, tensors of one shape; else train each model in a process that ends",
+    "copies in child processes": "take fewer workers, or threads, and keep in a worker only what it needs",
+    "copy on the host while saving": "set large arrays as weights in place of an initializer's constant",
+}
+# kind: how much of what a suspect accounts for the change saves. Half a batch halves it; an eighth of a buffer leaves an
+# eighth; of the rest all of it goes, but what a batch or a step needs for itself. Other kinds: not known before it is tried.
+SAVES = {
+    "batch-bound activations": 1 / 2,
+    "buffer": 7 / 8,
+    "input copy": 1,
+    "retained tensors": 1,
+    "models kept alive": 1,
+    "constants in graphs": 1,
+    "old optimizers after compile()": 1,
+    "garbage that waits for the collector": 1,
+    "data converted whole": 1,
+    "cache behind repeat()": 1,
+}
+# Of the growth: a name that holds less is not where it goes.
+WORTH_NAMING = 1 / 4
+# Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
+# numbers.
+GROWTH_LEAST, GROWTH_SHARE = MIB, 0.02
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """kind: a key of LABS. evidence: sentences. place: "train.py:41", where one line of the script is known.
+
+    size: bytes it accounts for, None where it lies outside TensorFlow's allocator.
+    """
+
+    kind: str
+    size: int | None
+    evidence: list
+    place: str = ""
+
+    @property
+    def labs(self):
+        return LABS[self.kind]
+
+    @property
+    def change(self):
+        """What to change, as the end of a sentence, and where it can be told, what that saves."""
+        share = SAVES.get(self.kind) if self.size else None
+        expected = f" (to expect, from this run's figures: about {mib(share * self.size)} less)" if share else ""
+        return f"{CHANGES[self.kind]}{expected}"
+
+
+def died_of_memory(result):
+    """Whether an arm ended because memory ran out."""
+    return result.error is not None and result.error.cause.of_memory
+
+
+def place_of(result):
+    """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
+    frames = result.error.frames if result.error else []
+    if not frames:
+        return ""
+    file = os.path.basename(frames[-1].place)
+    return short(file if file == result.label else frames[-1].place, frames[-1].number)
+
+
+def buffered(facts):
+    """The two stages of pipelines that were seen to buffer most."""
+    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2] if buffer.size >= GROWTH_LEAST]
