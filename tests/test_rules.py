@@ -273,7 +273,7 @@ def test_the_first_value_of_a_variable_is_no_data(in_use):
 def test_a_request_of_a_tables_size_is_not_the_batchs():
     table = Census(2, 0, weights=50 * MIB, largest=48 * MIB)
     facts = Facts(steps=[TRAIN], censuses=[Census(1, 0), table], failed=IN_STEP)
-    assert kinds(died(facts, peak=150 * MIB, wanted=48 * MIB)) == ["weights"]
+    assert kinds(died(facts, peak=150 * MIB, wanted=48 * MIB)) == ["work on a whole table"]
     assert kinds(died(facts, peak=150 * MIB, wanted=20 * MIB)) == ["batch-bound activations"]
     assert kinds(died(facts, peak=500 * MIB, wanted=48 * MIB)) == ["batch-bound activations"]  # by chance
 
@@ -288,6 +288,9 @@ def test_a_tape_that_stays_open_over_many_batches_retains():
 def test_one_operation_beside_a_step_that_asks_for_much_is_not_the_batch():
     evaluated = Facts(steps=[TRAIN], censuses=[Census(1, 0), Census(2, 0, weights=MIB)])
     assert kinds(died(evaluated, peak=2 * MIB, wanted=300 * MIB, dumps=[2 * MIB])) == ["one operation's large output"]
+    in_a_layer = died(evaluated, peak=2 * MIB, wanted=300 * MIB, dumps=[2 * MIB])
+    in_a_layer.error.traceback = 'File "/env/keras/src/layers/convolutional/base_conv.py", line 9, in call'
+    assert kinds(in_a_layer) == ["batch-bound activations"]
     evaluated.failed = IN_STEP
     assert kinds(died(evaluated, peak=2 * MIB, wanted=300 * MIB, dumps=[2 * MIB])) == ["batch-bound activations"]
 
@@ -356,7 +359,9 @@ def test_every_kind_has_a_rule_and_a_test():
     grown = {"retracing", "models kept alive", "old optimizers after compile()", "retained tensors", "buffer"}
     grown |= {"cache behind repeat()", "growth outside TensorFlow", "programs that XLA keeps"}
     beside = {"copies in child processes", "copy on the host while saving"}
-    assert grown | beside | LARGE.keys() | {"fragmentation", "data converted whole"} == set(LABS)
+    assert grown | beside | LARGE.keys() | {"fragmentation", "data converted whole", "work on a whole table"} == set(
+        LABS
+    )
 
 
 def test_room_in_pieces_is_fragmentation_and_a_full_budget_is_not():

@@ -45,8 +45,8 @@ class Censuses:
         self._lines[iterator] = ask(self._made.stages, dataset, {})
         self._endless = self._endless or ask(_caches_behind_repeat, dataset, False)
 
-    def take(self, step, frames=(), between=False):
-        """Count after so many steps. frames: functions whose names count as holders, beside those that called this.
+    def take(self, step, frames=(), between=False, extra=False):
+        """Count after so many steps. extra: as in Census. frames: functions whose names count as holders, beside those that called this.
 
         between: from another thread, while a call of the script runs; the next one takes its place, and nothing is collected.
         Garbage is collected only where what is alive has grown, to tell what only waits for the collector: a script in
@@ -86,6 +86,7 @@ class Censuses:
                 containers=containers,
                 process=self._gauge.process_now(),
                 largest=largest,
+                extra=extra,
             )
         )
         self._between = between

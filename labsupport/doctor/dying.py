@@ -36,6 +36,7 @@ _UPDATES = re.compile(
 )
 # A file in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
 _INITIALIZES = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
+_IN_A_LAYER = re.compile(r"keras/src/(layers|models|ops)/|encountered when calling")
 _MAKES_VARIABLES = re.compile(
     r"\w*(Random|Normal)\w*|Mul|AddV2|Sub|Cast|Fill|Qr|Const|Identity|ZerosLike|\w*VariableOp|_EagerConst"
 )
@@ -213,19 +214,24 @@ def _building(result, parts):
 
 def weights(death):
     """Variables that train, as far as they have been made."""
-    size = max(0, death.parts.weights - sum(_others(death))) + death.working * (death.building or death.of_a_table)
+    size = max(0, death.parts.weights - sum(_others(death))) + death.working * death.building
     if size:
         evidence = [f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}", death.failing]
         if death.building:
             evidence.append(
                 "memory ran out while variables were made: the model and its optimizer are larger than the budget"
             )
-        if death.of_a_table:
-            evidence.append(
-                "that is the size of the largest variable: a gradient, a regularizer or an update of the whole of it, which a "
-                "smaller batch leaves as large; take a smaller table, or no regularizer on it"
-            )
         yield Suspect("weights", size, evidence, place_of(death.result) if death.building else "")
+
+
+def whole_table(death):
+    """Pieces of the size of the largest variable, made in a step."""
+    if death.of_a_table:
+        sentence = (
+            "that is the size of the largest variable: a gradient, a regularizer or a product of the whole of it; a smaller batch "
+            "leaves it as large"
+        )
+        yield Suspect("work on a whole table", death.working, [death.failing, sentence], place_of(death.result))
 
 
 def constants(death):
@@ -257,7 +263,9 @@ def large_output(death):
     facts, used = death.result.facts, in_use(death.result)
     used = death.result.figures["peak"] or 0 if used is None else used
     an_array = 2 * facts.converted.largest > (death.wanted or 0)
-    trains = death.during is not None and facts.censuses[-1].weights
+    # A layer's operation grows with its batch, in a step or beside one, such as an evaluation of all rows at once.
+    of_a_layer = _IN_A_LAYER.search(death.result.error.traceback + death.result.error.message)
+    trains = (death.during is not None or of_a_layer) and facts.censuses[-1].weights
     if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
         yield Suspect(
@@ -334,7 +342,18 @@ def replicas(death):
 
 
 # rule(death)
-SIZE = (input_copy, buffer, activations, optimizer_state, other_models, replicas, weights, constants, garbage)
+SIZE = (
+    input_copy,
+    buffer,
+    activations,
+    optimizer_state,
+    other_models,
+    replicas,
+    weights,
+    whole_table,
+    constants,
+    garbage,
+)
 
 
 def by_size(result, parts, known):

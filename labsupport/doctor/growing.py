@@ -35,8 +35,8 @@ def _increase(censuses, size):
 
 
 def _while_steps_ran(facts):
-    """All censuses but the last, which is from the end, or from the middle of a step that failed."""
-    return facts.censuses[:-1]
+    """All censuses in their turn but the last, which is from the end, or from the middle of a step that failed."""
+    return [census for census in facts.censuses[:-1] if not census.extra]
 
 
 def retracing(facts, finished):
@@ -83,7 +83,9 @@ def growing_graph(facts, finished):
 
 def grown_variables(facts, finished):
     """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
-    running = _while_steps_ran(facts) if finished else facts.censuses  # at its end a script has let go of its models
+    running = _while_steps_ran(facts) + facts.censuses[-1:] * (
+        not finished
+    )  # at its end a script has let go of its models
     grown = _increase(running, attrgetter("held"))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
@@ -139,7 +141,8 @@ def kept(facts, name, finished):
     grown = _increase(running, size)
     if not running or grown < max(GROWTH_LEAST, GROWTH_SHARE * (running[-1].level or 0)):
         return 0, None
-    last = max(running[-1:] + facts.censuses[-1:] * finished, key=size)
+    extra = [census for census in facts.censuses[:-1] if census.extra]
+    last = max(running[-1:] + extra + facts.censuses[-1:] * finished, key=size)
     return max(grown, size(last) - size(_settled(facts))), last
 
 

@@ -139,14 +139,12 @@ class Probe:
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
         level = self._intervals.open.level or 0
-        grown = level > max(
-            _MORE * self._counted, self._counted + MIB
-        )  # what is kept since may be what fills the budget
-        if (
-            first or grown or total & (total - 1) == 0
-        ):  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        # What has been kept since the last one may be what fills the budget.
+        grown = level > max(_MORE * self._counted, self._counted + MIB)
+        turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        if turn or grown:
             self._counted = level
-            self.take_census()
+            self.take_census(extra=not turn)
         self._send_sometimes()
 
     @quietly
@@ -179,9 +177,9 @@ class Probe:
         self._holders = [sendable(row) for row in [*found, seen.lines, window] if row]
 
     @quietly
-    def take_census(self, frames=()):
-        """Count what is alive; frames as for Censuses.take."""
-        self._censuses.take(self._intervals.total, frames)
+    def take_census(self, frames=(), extra=False):
+        """Count what is alive; frames, extra as for Censuses.take."""
+        self._censuses.take(self._intervals.total, frames, extra=extra)
         self.send()
 
     # --- wrapped entry points

@@ -435,7 +435,8 @@ class Watch:
             cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"
         else:
             cause, why = Cause.CRASH, "compiled code crashed"
-        return ArmError(cause, f"its process died of {name}: {why}", crashed_at(self.child.last_words()))
+        words = self.child.last_words()
+        return ArmError(cause, f"its process died of {name}: {why}", crashed_at(words), _placed(words))
 
     def _finish(self, end, arrays):
         """The arm has reported."""

@@ -199,7 +199,7 @@ class Census(Struct, frozen=True):
     """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then.
 
     containers: names with most objects in lists, dicts and sets, of which only the number is known; process: its resident set;
-    largest: of its variables; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
+    largest: of its variables; extra: whether it was taken because tensors had grown, and not in its turn; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
     on other devices; operations: of all graphs together; garbage: of tensors that only waited for the collector, where it
     was asked; models_met: how many models were seen alive so far.
     """
@@ -222,6 +222,7 @@ class Census(Struct, frozen=True):
     tensor_holders: list[Holder] = []
     array_holders: list[Holder] = []
     largest: int = 0
+    extra: bool = False
     containers: list[Holder] = []
     process: int | None = None
 

@@ -4,7 +4,7 @@ Mechanism: the whole table is transformed and only then looked up, forwards and 
 Fix: look up first, then transform the few rows.
 """
 
-# kind: batch-bound activations
+# kind: work on a whole table
 # budget: 60 MiB
 import sys
 

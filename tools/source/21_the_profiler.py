@@ -387,13 +387,14 @@ first, second = after_first - start, after_second - after_first
 peaks = np.array([short.process_peak_mib, long.process_peak_mib], float)
 
 # %%
+again = "found its room there" if second < 0.2 * first else "did not find all its room there"
 a_kib = 1024 * np.diff(peaks)[0] / (LONG - SHORT) / OPERATIONS
 lab.note(
-    f"{SHORT} steps took {peaks[0]:.0f} MiB of the process, {LONG} steps {peaks[1]:.0f}: "
-    f"{a_kib:.1f} KiB for each operation that ran, whatever its size. {LONG} steps left "
-    f"{at_stop - start:.0f} MiB of events, and {first:.0f} after `stop()`, which makes a file of "
-    f"all of them at once. A second recording changed that by {second:+.1f} MiB: the process has "
-    "room already. So record a few steps, not an epoch."
+    f"{SHORT} steps took {peaks[0]:.0f} MiB of the process at most, {LONG} steps {peaks[1]:.0f}: "
+    f"{a_kib:.1f} KiB for each operation that ran, the making of the file included. Before "
+    f"`stop()` {LONG} steps held {at_stop - start:.0f} MiB of events. `stop()` makes a file of all "
+    f"of them at once, and {first:.0f} MiB stayed with the process. A second recording {again}: "
+    f"{second:+.1f} MiB. So record a few steps, not an epoch."
 )
 
 # %% [markdown]

@@ -222,13 +222,13 @@ lab.take_apart(failure, fix)
 print(my_guess.against(unbounded.peak_mib))
 print("Losses, one loop: ", *(f"{loss:.6f}" for loss in unbounded.value))
 print("Losses, in pieces:", *(f"{loss:.6f}" for loss in fix.value))
+assert np.allclose(unbounded.value, fix.value, rtol=1e-4), "both learn the same"
+assert fix.value[-1] < fix.value[0], "nothing was learnt, so equal losses would say nothing"
 lab.predicted_vs_measured(
     answer=(3 * state, by_way["an answer"]["tf.while_loop"]),
     training=(all_turns, by_way["training"]["tf.while_loop"]),
     step_from_its_graph=(step_predicted.total_mib, unbounded.peak_mib),
 )
-assert np.allclose(unbounded.value, fix.value, rtol=1e-4), "both learn the same"
-assert fix.value[-1] < fix.value[0], "nothing was learnt, so equal losses would say nothing"
 
 # %% [markdown]
 # ## Explain
@@ -291,7 +291,7 @@ lab.note(
     "TensorFlow would, and each multiplies its input by the weights of four gates. *truncated* is "
     f"truncated back-propagation: of {TURNS} turns the last {TURNS // PIECES} get a gradient, and "
     f"only they are kept. It is another workload: here the gradient is {off:.0%} off. In pieces "
-    "it is the same one."
+    "the losses above are the same."
 )
 
 # %% [markdown]
@@ -363,12 +363,13 @@ lab.note(
     "case the gradient asks: `tape_cache`. Whoever asks takes the entry out. Nobody asks a first "
     "layer, since nothing before it learns. An eager call gets a new entry each time, an "
     f"operation of a graph has one. Emptied by hand, {-left['then: the table emptied']:.1f} MiB "
-    "were free."
+    "were free, those of a first batch before this table began included."
 )
 
 # %% [markdown]
 # `tf.numpy_function` has no gradient, so it notes nothing; TensorFlow's own operations need no Python. A pipeline's threads
-# see no tape. But what does a *function* hold? Folds, each with an array of its own, which the dataset reads by number:
+# see no tape. But what does a *function* hold? Folds of a cross-validation, each with an array of
+# its own, which the dataset reads by number:
 
 
 # %%

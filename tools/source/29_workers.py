@@ -91,7 +91,8 @@ print(f"with the tensors of a step: {on_host + one_step.total_mib:.0f} MiB")
 # %% [markdown]
 # ## Failure
 #
-# Beside its tensors the process may add what the queue would need, and a little more. Of that, threads take their stacks.
+# Beside its tensors the process may add what the queue would need, and two batches more. The system counts what was promised,
+# used or not, and each new thread is promised some MiB for its stack: for batches there is less.
 
 
 # %%
@@ -235,6 +236,10 @@ lab.predicted_vs_measured(
     one_step=(one_step.total_mib, fix.peak_mib),
 )
 
+# %% [markdown]
+# The process takes more than batches and tensors: threads, and pages that were freed and are not given back yet. Where
+# batches are few, that shows.
+
 # %%
 print(my_guess.against(unbounded.process_peak_mib))
 print(f"Losses agree: {unbounded.value:.6f} and {fix.value:.6f}")
@@ -302,7 +307,7 @@ lab.note(
 )
 
 # %% [markdown]
-# So give the data set the length that an epoch shall have, in place of `steps_per_epoch`, or a queue shorter than it.
+# So give the data set the length that an epoch shall have, in place of `steps_per_epoch`, or a short queue.
 #
 # ### What worker processes share
 #

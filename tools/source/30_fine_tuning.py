@@ -193,8 +193,8 @@ lab.expect_finished(fix)
 lab.compare(unbounded, failure, enabled, fix)
 
 # %% [markdown]
-# Who held it? Three of them run once more while TensorFlow records every allocation. Slots are gone with `enable_lora()`, and
-# of the size of the weights there is a second lot: products and sums of the kernels, which count as *activations*.
+# Who held it? Three of them run once more while TensorFlow records every allocation. Most slots are gone with
+# `enable_lora()`, and nearly of the size of the weights there is a second lot: kernels made anew, which count as *activations*.
 
 # %%
 lab.take_apart(failure, enabled, fix)
@@ -209,6 +209,9 @@ by_hand = (weights + 4 * adapters, fix.peak_mib)
 lab.predicted_vs_measured(beside=(predicted(ADAPTED), fix.peak_mib), beside_by_hand=by_hand)
 
 # %% [markdown]
+# The highest point of the fix is not a step. It is where the model was made: while a kernel gets its first numbers, there is
+# more than that kernel. The table below tells both apart.
+#
 # ### Where outputs are most
 #
 # The same blocks, narrow, with long sequences: here outputs of layers fill the memory. Each way is taken for both models; a
@@ -272,7 +275,8 @@ lab.note(
     f"Where outputs are most, adapters take {of_full['beside']:.0%} of full fine-tuning, and "
     f"`enable_lora()` {of_full['enable_lora()']:.0%}; in the last block alone "
     f"{of_full['beside, last block']:.0%}, in none {of_full['head only']:.0%}. With blocks "
-    f"recomputed it is {of_full['beside, recomputed']:.0%}."
+    f"recomputed it is {of_full['beside, recomputed']:.0%}. Each adapter makes an output of its "
+    "own, and the slots that are saved are few here."
 )
 assert of_full["beside, last block"] < 0.7 * of_full["beside"], "frozen blocks keep outputs"
 

@@ -107,9 +107,9 @@ lab.predicted_vs_measured(
 # %% [markdown]
 # ## Advice, tested
 #
-# **Sparse labels**, and other advice for a large vocabulary: logits in place of a softmax, no accuracy, and *sampled
-# softmax*, which compares the right word with a few that are drawn. That one is another workload: it trains on an estimate
-# of the loss.
+# **Sparse labels**, and other advice for a large vocabulary: logits in place of a softmax (the control has one), a run
+# without a graph, no accuracy, and *sampled softmax*, which compares the right word with a few that are drawn. That one
+# is another workload: it trains on an estimate of the loss.
 
 
 # %%
@@ -159,7 +159,7 @@ pd.DataFrame({"peak (MiB)": peaks.round(1), "× logits": (peaks / logits).round(
 sparse, bare = peaks["sparse labels"], peaks["no accuracy"]
 lab.note(
     f"Sparse labels save {(peaks['one-hot labels'] - sparse) / logits:.1f} times the logits "
-    f"(`fit()` holds the labels of all batches), and {sparse / logits:.1f} times are left. "
+    f"(`fit()` holds those of both batches), and {sparse / logits:.1f} times are left. "
     f"{(sparse - bare) / logits:.1f} of these are for the accuracy. Without it the kernel of the "
     f"loss writes its gradient over the logits, and {bare / logits:.1f} times are left. The budget "
     f"is {lab.parse_size(BUDGET) / 2**20 / logits:.2f} times."
@@ -241,7 +241,7 @@ lab.note(
 # ## Explain
 #
 # A loss over pairs of things has the product of two sizes in it: words of the batch × words of the vocabulary here. Where
-# each row of the product is reduced to a number, pieces of rows cost time, not memory. Three relatives, and
+# each row of the product is reduced to a number, pieces of rows cost a second computation, not memory. Three relatives, and
 # [lab 15](15_long_sequences.ipynb) for a fourth, attention.
 #
 # ### A large table
@@ -439,8 +439,8 @@ pd.DataFrame({"peak (MiB)": kept.round(1), "× padded": (kept / padded).round(2)
 # %%
 lab.note(
     f"Of the padded numbers {lengths.sum() / len(lengths) / lengths.max():.0%} are words. Ragged "
-    "stays what is looked up, added, or reduced over a sentence. A layer that sees one word at a "
-    "time can be given the values as rows. What works along a sentence wants `to_tensor()`, which "
+    "stays what is looked up, or reduced over a sentence. A layer that sees one word at a time, "
+    "such as Dense, takes no ragged tensor, but its values as rows. What works along a sentence wants `to_tensor()`, which "
     "pads to the longest of the batch, and LayerNormalization does that inside: the fix is to pad "
     "less, in buckets of like length as in lab 15."
 )

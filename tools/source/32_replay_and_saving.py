@@ -237,14 +237,15 @@ lab.compare(unbounded, failure, fix, story="process")
 print(my_guess.against(unbounded.process_peak_mib))
 (losses, batches), (losses_of_ring, batches_of_ring) = unbounded.value, fix.value
 saved_mib = unbounded.process_peak_mib - fix.process_peak_mib
-lab.predicted_vs_measured(
-    one_step=(one_step.total_mib, fix.peak_mib), ring_saves=(stacks - frames, saved_mib)
-)
 assert batches == batches_of_ring, "the same seed draws the same batches, to the last bit"
 assert np.allclose(losses, losses_of_ring, rtol=1e-4)
 lab.note(
     f"All {len(losses)} batches were the same to the last bit, and the last loss is "
-    f"{losses[-1]:.5f} and {losses_of_ring[-1]:.5f}."
+    f"{losses[-1]:.5f} and {losses_of_ring[-1]:.5f}. The process takes more than its arrays, so "
+    "that the ring saves another amount than predicted."
+)
+lab.predicted_vs_measured(
+    one_step=(one_step.total_mib, fix.peak_mib), ring_saves=(stacks - frames, saved_mib)
 )
 
 # %% [markdown]
@@ -329,18 +330,21 @@ lab.note(
     f"stacks. A ring alone leaves {times['ring, float64']:.1f}, a float64 for each byte. "
     f"Both together: {times['ring, bytes']:.2f}. Two arrays have "
     f"{times['two arrays, float64']:.0f}, since they copy what the deque only refers to."
-    "\n\n**np.zeros promises, it does not take:** two arrays asked for "
-    f"{two['asked for at first']:.0f} MiB at first, and had "
-    f"{two['pages at first']:.1f} MiB of pages. The system finds a page when it is first "
-    "written. So a buffer that does not fit starts without a word, and dies when it is "
-    "filled that far; fill it once, as with `np.ones`, and it dies at once."
+    "\n\n**np.zeros promises, it does not take**, where an array is large: two arrays asked for "
+    f"{two['asked for at first']:.0f} MiB at first, and had {two['pages at first']:.1f} MiB of "
+    f"pages. (The ring of bytes, the smallest, asked for "
+    f"{ways.loc['ring, bytes', 'asked for at first']:.1f} and had "
+    f"{ways.loc['ring, bytes', 'pages at first']:.1f}.) The system finds a page when it is first "
+    "written. So where nothing limits what may be promised, a buffer that does not fit starts "
+    "without a word, and dies when it is filled that far."
 )
 
 # %% [markdown]
 # ### A checkpoint
 #
-# The last column is a checkpoint of the buffer. `pickle` with protocol 4, the default up to Python 3.13, makes bytes of
-# each array and remembers all of them until it is done. With `protocol=5`, or `np.save` for a ring, nothing is copied.
+# The column "more while pickled" is a checkpoint of the buffer. `pickle` with protocol 4, the default up to Python
+# 3.13, makes bytes of each array and remembers all of them until it is done. With `protocol=5` (not in the table)
+# arrays are not copied.
 #
 # And the model? It is said that saving one needs no memory worth speaking of. Here is one of equal layers, which has
 # trained a step, so that Adam has two slots for each weight. `zipped=False` writes the same files as `.keras`, into a folder.
@@ -427,19 +431,21 @@ lab.note(
     f"{saving['.weights.h5'] / largest:.1f} times one of them. The older `.h5` does so with "
     "the weights, and collects all slots before it writes the first: "
     f"{by_file['.h5, legacy']:.1f} times the weights. A SavedModel and a checkpoint have "
-    "buffers of TensorFlow's own. `.keras` is a zip file. Where it finds memory free, Keras "
+    "buffers of TensorFlow's own, and a SavedModel has no slots to save. `.keras` is a zip "
+    "file. Where it finds memory free, Keras "
     "writes the whole HDF5 file into memory first, weights and slots, and zips that: "
     f"{by_file['.keras']:.1f} times the weights, where the same into a folder took "
     f"{by_file['zipped=False']:.1f}. An initializer's constant becomes part of the model's "
     "configuration, a Python object and some twenty characters of JSON for each number: "
     f"{by_file['vectors as a constant']:.0f} times its bytes, where set as a weight it took "
-    f"{by_file['vectors set as a weight']:.1f}."
+    f"{by_file['vectors set as a weight']:.1f}: the file once, and its only layer about twice "
+    "more while that is written."
 )
 
 # %% [markdown]
 # What Keras calls free memory is the machine's (`psutil`): it knows nothing of a container's limit, so a `.keras` file may
-# end a process in there that would have fitted by another way. `ModelCheckpoint` saves in this way after each epoch, and
-# so does every other callback that calls `save()`. [Lab 27](27_what_a_process_keeps.ipynb) loads what was saved.
+# end a process in there that would have fitted by another way. `ModelCheckpoint` with a path that ends in `.keras` saves in
+# this way, after each epoch unless told otherwise. [Lab 27](27_what_a_process_keeps.ipynb) loads what was saved.
 #
 # **On a GPU** it has not been measured here. Buffers and files are in the host's memory there, too; a step gets the frames
 # of its batch alone.
