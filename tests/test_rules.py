@@ -194,7 +194,9 @@ def test_a_cache_grows_without_end_only_behind_repeat():
     ids=["with the steps", "set up", "little", "once"],
 )
 def test_growth_of_the_process_alone(process, named):
-    facts = Facts(steps=[TRAIN], censuses=censuses(process=process, containers=[[]] * 6))
+    facts = Facts(steps=[TRAIN], censuses=censuses(process=process, peak=[0] * 6, containers=[[]] * 6))
+    pool = Facts(steps=[TRAIN], censuses=censuses(process=process, peak=process, containers=[[]] * 6))
+    assert kinds(finished(pool)) == []
     expected = ["growth outside TensorFlow"] * named
     assert kinds(finished(facts)) == expected
     facts.functions = [Function("step", "t.py:3", True, compiled=True)]

@@ -87,6 +87,7 @@ class Censuses:
                 process=self._gauge.process_now(),
                 largest=largest,
                 extra=extra,
+                peak=self._gauge.tensors_peak(),
             )
         )
         self._between = between

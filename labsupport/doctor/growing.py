@@ -203,11 +203,11 @@ def kept_iterators(facts, finished):
 def outside(facts):
     """Growth of the process, from step to step and to its end, that TensorFlow's counter does not have; for runs in which nothing else grew."""
     even = lambda step: step >= 2 and step & (step - 1) == 0  # censuses between these are where tensors grew
-    known = [census for census in _while_steps_ran(facts) if None not in (census.process, census.level)]
+    known = [census for census in _while_steps_ran(facts) if None not in (census.process, census.peak)]
     rows = [census for census in known if even(census.step)]
     if len(rows) < 3:
         return
-    sizes = [census.process - census.level for census in rows[-3:]]
+    sizes = [census.process - census.peak for census in rows[-3:]]  # what was in use once stays in the allocator's pool
     early, late = sizes[1] - sizes[0], sizes[2] - sizes[1]
     steps = rows[-1].step - rows[-2].step
     # What grows with steps grows more where more steps lie between two censuses; what was only being set up does not.

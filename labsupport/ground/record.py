@@ -196,7 +196,7 @@ class Buffer(Struct, frozen=True):
 
 
 class Census(Struct, frozen=True):
-    """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then.
+    """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then, peak: its highest so far.
 
     containers: names with most objects in lists, dicts and sets, of which only the number is known; process: its resident set;
     largest: of its variables; extra: whether it was taken because tensors had grown, and not in its turn; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
@@ -223,6 +223,7 @@ class Census(Struct, frozen=True):
     array_holders: list[Holder] = []
     largest: int = 0
     extra: bool = False
+    peak: int | None = None
     containers: list[Holder] = []
     process: int | None = None
 
