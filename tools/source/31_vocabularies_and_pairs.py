@@ -440,7 +440,8 @@ pd.DataFrame({"peak (MiB)": kept.round(1), "× padded": (kept / padded).round(2)
 lab.note(
     f"Of the padded numbers {lengths.sum() / len(lengths) / lengths.max():.0%} are words. Ragged "
     "stays what is looked up, or reduced over a sentence. A layer that sees one word at a time, "
-    "such as Dense, takes no ragged tensor, but its values as rows. What works along a sentence wants `to_tensor()`, which "
+    "such as Dense, takes no ragged tensor, but its values as rows. What works along a sentence "
+    "wants `to_tensor()`, which "
     "pads to the longest of the batch, and LayerNormalization does that inside: the fix is to pad "
     "less, in buckets of like length as in lab 15."
 )
