@@ -46,8 +46,9 @@ class Censuses:
         self._endless = self._endless or ask(_caches_behind_repeat, dataset, False)
 
     def take(self, step, frames=(), between=False, extra=False):
-        """Count after so many steps. extra: as in Census. frames: functions whose names count as holders, beside those that called this.
+        """Count after so many steps. frames: functions whose names count as holders, beside those that called this.
 
+        extra: as in Census; nothing is collected then, or the doctor would cure what it looks for.
         between: from another thread, while a call of the script runs; the next one takes its place, and nothing is collected.
         Garbage is collected only where what is alive has grown, to tell what only waits for the collector: a script in
         which nothing grows is not changed in when its own finalizers run.
@@ -55,7 +56,7 @@ class Censuses:
         if self._between:
             self.taken.pop()
             self._between = False
-        found, garbage = (by_kind(), 0) if between else self._found()
+        found, garbage = (by_kind(), 0) if between or extra else self._found()
         self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
