@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from labsupport import ArmSetupError, expect_finished, expect_oom, measure, phase, reading, run
+from labsupport.ground.arm import crashed_at
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
 from labsupport.ground.result import Stopped, place
@@ -402,3 +403,13 @@ def test_files_of_python_and_of_packages_are_named_without_the_folders_of_a_mach
 
     assert place(multiprocessing.pool.__file__) == "multiprocessing/pool.py"
     assert place(keras.__file__) == "keras/__init__.py"
+
+
+def test_a_crash_is_told_by_the_thread_that_crashed_or_by_the_main_one():
+    other = 'Thread 0x01 (most recent call first):\n  File "other.py", line 3 in wait\n'
+    main = 'Thread 0x02 (most recent call first):\n  File "train.py", line 9 in step\n  File "train.py", line 12 in <module>\n'
+    assert [line.number for line in crashed_at(f"Segmentation fault\n\n{other}\n{main}")] == [12, 9]
+    assert [line.number for line in crashed_at(f"Segmentation fault\n\nCurrent t{other[1:]}\n{main}")] == [3]
+    assert (
+        crashed_at("Segmentation fault\n\nCurrent thread 0x03 (most recent call first):\n  <no Python frame>\n") == []
+    )

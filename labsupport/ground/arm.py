@@ -48,10 +48,8 @@ _LINE_SECONDS = 0.2  # between two looks at the line, which take less than a mil
 _END_SECONDS = 5  # for a process that was killed to be gone; none was seen to take a tenth of one
 # What faulthandler writes of a crash, in order (Python/traceback.c).
 _CRASHED = "Fatal Python error: "
-_THREAD, _CALL = (
-    re.compile(r"(?m)^((?:Current t|T)hread 0x\w+.*|Stack .*)$"),
-    re.compile(r'(?m)^  File "(.+)", line (\d+) in '),
-)
+_THREAD = re.compile(r"(?m)^((?:Current t|T)hread 0x\w+.*|Stack .*)$")
+_CALL = re.compile(r'(?m)^  File "(.+)", line (\d+) in ')
 # A crash belongs to the allocator's dump before it if it comes this soon after it; both come from one failed operation.
 _CRASH_SECONDS = 2
 
@@ -461,9 +459,10 @@ def crashed_at(text):
 
     TensorFlow's own threads, where most crashes are, run no Python: then the main thread, told last, waits for them.
     """
-    threads = [_CALL.findall(thread) for thread in _THREAD.split(text)[1:]]
+    _, *parts = _THREAD.split(text)
+    heads, threads = parts[::2], map(_CALL.findall, parts[1::2])
     own = [[line_of(file, int(number)) for file, number in calls if is_own(file)] for calls in threads]
-    current = [lines for lines, head in zip(own, _THREAD.findall(text)) if head.startswith("Current")]
+    current = [lines for lines, head in zip(own, heads) if head.startswith("Current")]
     return next((lines[::-1] for lines in [*current, *own[::-1]] if lines), [])
 
 
