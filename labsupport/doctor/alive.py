@@ -17,7 +17,6 @@ from labsupport.ground import meter
 
 MEMORY = ("variables", "tensors", "arrays")  # the kinds that alive() and by_name() give bytes for
 
-_KERAS_2 = ("keras.src.engine.training", "Model"), ("keras.src.optimizers.optimizer", "_BaseOptimizer")
 KINDS = {
     ("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable"): "variables",
     ("tensorflow.python.framework.ops", "_EagerTensorBase"): "tensors",
@@ -26,11 +25,10 @@ KINDS = {
     ("tensorflow.python.distribute.values", "DistributedVariable"): "distributed",
     ("keras.src.models.model", "Model"): "models",
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer"): "optimizers",
-    **{
-        (prefix + module, name): kind
-        for prefix in ("", "tf_")
-        for (module, name), kind in zip(_KERAS_2, ("models", "optimizers"))
-    },
+    ("keras.src.engine.training", "Model"): "models",
+    ("tf_keras.src.engine.training", "Model"): "models",
+    ("keras.src.optimizers.optimizer", "_BaseOptimizer"): "optimizers",
+    ("tf_keras.src.optimizers.optimizer", "_BaseOptimizer"): "optimizers",
     ("tensorflow.python.framework.ops", "Graph"): "graphs",
 }  # (module, class) of Keras 3, and of Keras 2 also as tf_keras: what its instances are
 
@@ -59,24 +57,26 @@ class Kinds(dict):
 
 def by_kind():
     """{kind: the objects of this process that are of it}, for every kind in KINDS."""
-    found, kinds, classes = {kind: [] for kind in KINDS.values()}, {}, {}
+    found, kinds, classes = {kind: [] for kind in KINDS.values()}, {}, []
     for (module, name), kind in KINDS.items():
         root = getattr(sys.modules.get(module), name, None)
-        for cls in _with_subclasses(root) if root else ():
-            classes[id(cls)], kinds[id(cls)] = cls, kind
+        below = _with_subclasses(root) if root else []
+        classes += below
+        kinds |= {id(cls): kind for cls in below}
     for thing in instances(classes):
         found[kinds[id(type(thing))]].append(thing)
     return found
 
 
 def instances(classes):
-    """All objects of these classes, given by their ids and themselves, that the collector knows.
+    """All objects of these very classes that the collector knows.
 
     They are found as what refers to their class, and no other object is held meanwhile: a tuple that another thread is just
     making, by tuple(…) of a generator, breaks if anybody else holds it when it gets its length (CPython, tupleobject.c:
     _PyTuple_Resize), as the list of gc.get_objects() would.
     """
-    return [thing for thing in gc.get_referrers(*classes.values()) if id(type(thing)) in classes]
+    wanted = set(map(id, classes))
+    return [thing for thing in gc.get_referrers(*classes) if id(type(thing)) in wanted]
 
 
 def _with_subclasses(cls):

@@ -4,6 +4,7 @@ import gc
 import sys
 import weakref
 from collections import Counter
+from functools import cache
 
 from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable_bytes
 from labsupport.doctor.filling import filled_at
@@ -239,16 +240,18 @@ def _holders(frames):
     values = own_names(frames)
     held = by_name(values)
     found = []
+
+    @cache  # to find a name's line its value is walked; one name may hold tensors, arrays and other objects
+    def place(name):
+        return ask(lambda name: filled_at(name, values[name]), name, "")
+
     for kind in ("tensors", "arrays"):
         names = sorted((name for name in held if held[name][kind]), key=lambda name: -held[name][kind])
-        places = [ask(lambda name: filled_at(name, values[name]), name, "") for name in names[:_MOST_PLACED]]
+        places = [*map(place, names[:_MOST_PLACED])]
         places += [""] * (len(names) - len(places))
         found.append([_holder(name, held[name], kind, place) for name, place in zip(names, places)])
     full = sorted((name for name in held if held[name]["items"] > _FEW), key=lambda name: -held[name]["items"])
-    return *found, [
-        Holder(sendable(name), held[name]["items"], 0, ask(lambda name: filled_at(name, values[name]), name, ""))
-        for name in full[:_MOST_PLACED]
-    ]
+    return *found, [Holder(sendable(name), held[name]["items"], 0, place(name)) for name in full[:_MOST_PLACED]]
 
 
 def _holder(name, count, kind, place):

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from labsupport.doctor.figures import Parts, in_use, wanted
-from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, place_of
+from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in, place_of
 from labsupport.ground.budget import mib, parse_size
 from labsupport.ground.record import Cause, Interval
 
@@ -163,7 +163,7 @@ def input_copy(death):
         evidence.append(f"NumPy was to make one array of all data at {place_of(death.result)}: read a batch at a time")
     place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * death.data), "")
     if converted.largest > WORTH_NAMING * death.data:
-        place = converted.place.removesuffix("a library")
+        place = line_in(converted.place)
     yield Suspect("input copy", death.data, [*evidence, death.failing], place or place_of(death.result))
 
 
@@ -186,8 +186,8 @@ def activations(death):
         where = f"in {death.during.name} the process died"
         if facts.in_tape >= _MANY_IN_TAPE:
             sentence = f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
-            place = re.sub(r"^.*\((?:called at )?(.+)\)$", r"\1", death.during.name)
-            yield Suspect("retained tensors", death.working, [where, sentence, death.failing], place)
+            evidence = [where, sentence, death.failing]
+            yield Suspect("retained tensors", death.working, evidence, line_in(death.during.name))
             return
         if facts.failed and facts.failed.peak > facts.failed.level:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
@@ -242,8 +242,7 @@ def constants(death):
             f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} in "
             f"{baked.place}: give them as arguments, as tensors or as a tf.Variable"
         )
-        place = re.sub(r"^.*\((?:called at )?(.+)\)$", r"\1", baked.place)  # "tf.function step (t.py:5)"
-        yield Suspect("constants in graphs", baked.bytes, [sentence], place.removesuffix("a library"))
+        yield Suspect("constants in graphs", baked.bytes, [sentence], line_in(baked.place))
 
 
 def garbage(death):

@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from labsupport.doctor.suspects import GROWTH_LEAST, GROWTH_SHARE, WORTH_NAMING, Suspect, buffered
+from labsupport.doctor.suspects import GROWTH_LEAST, GROWTH_SHARE, WORTH_NAMING, Suspect, buffered, line_in
 from labsupport.ground.budget import MIB, mib
 
 # TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
@@ -59,12 +59,7 @@ def retracing(facts, finished):
                 f"argument {function.changing}: every new value is a new graph; "
                 "pass a tensor, or the same object each time"
             )
-        yield Suspect("retracing", None, evidence, _spot(function))
-
-
-def _spot(function):
-    """The line of a record.Function: where it was written, or, of a library's, where it was called."""
-    return function.place.removeprefix("called at ").removesuffix("a library")
+        yield Suspect("retracing", None, evidence, line_in(function.place))
 
 
 def growing_graph(facts, finished):
@@ -77,15 +72,13 @@ def growing_graph(facts, finished):
     added = censuses[-1].operations - censuses[0].operations
     if steps >= _TRACES and added >= steps / 2:
         grew = f"the graph grew by {added} operations in {steps} calls of Session.run"
-        place = runs[0].removeprefix("Session.run (").removesuffix("a library)").removesuffix(")")
-        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"], place)
+        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"], line_in(runs[0]))
 
 
 def grown_variables(facts, finished):
     """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
-    running = _while_steps_ran(facts) + facts.censuses[-1:] * (
-        not finished
-    )  # at its end a script has let go of its models
+    at_the_end = [] if finished else facts.censuses[-1:]  # a script that finished has let go of its models there
+    running = _while_steps_ran(facts) + at_the_end
     grown = _increase(running, attrgetter("held"))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
@@ -128,7 +121,7 @@ def earlier_models(facts, finished):
 def _used_at(facts, least=2):
     """The line that calls the functions which Keras makes for so many models or more, one after the other."""
     again = [function for function in facts.functions if not function.own and function.instances >= least]
-    return _spot(max(again, key=lambda function: function.instances)) if again else ""
+    return line_in(max(again, key=lambda function: function.instances).place) if again else ""
 
 
 def kept(facts, name, finished):
@@ -172,7 +165,7 @@ def retained(facts, finished):
         place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * grown), "")
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
-            place = facts.converted.place.removesuffix("a library") if copies else _used_at(facts, 1)
+            place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
         yield Suspect("retained tensors", grown, evidence, place)
 
 
@@ -219,7 +212,7 @@ def outside(facts):
     )
     if compiled := [function for function in facts.functions if function.compiled]:
         sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
-        yield Suspect("programs that XLA keeps", None, [grew, sentence], _spot(compiled[0]))
+        yield Suspect("programs that XLA keeps", None, [grew, sentence], line_in(compiled[0].place))
         return
     before = {holder.name: holder.number for holder in rows[-2].containers}
     filled = [holder for holder in rows[-1].containers if holder.number - before.get(holder.name, 0) >= steps]

@@ -1,6 +1,7 @@
 """Suspects: kinds of trouble as a person would say them, with the labs that explain them, what to change and what that saves."""
 
 import os
+import re
 from dataclasses import dataclass
 
 from labsupport.ground.budget import MIB, mib
@@ -115,6 +116,12 @@ def place_of(result):
         return ""
     file = os.path.basename(frames[-1].place)
     return short(file if file == result.label else frames[-1].place, frames[-1].number)
+
+
+def line_in(words):
+    """The line of the script in "t.py:5", "called at t.py:5", "tf.function step (t.py:5)" and the like; "" where a library stands there."""
+    line = re.sub(r"^.*\((.+)\)$", r"\1", words).removeprefix("called at ")
+    return "" if line == "a library" else line
 
 
 def buffered(facts):
