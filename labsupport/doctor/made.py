@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from weakref import WeakKeyDictionary
 
-from labsupport.doctor.wrapping import wrap
+from labsupport.doctor.wrapping import quietly, wrap
 
 
 def stage(dataset):
@@ -54,14 +54,12 @@ class Made:
             waiting += dataset._inputs()
         return found
 
+    @quietly
     def _note(self, what):
-        try:
-            line = self._where() or self._where(sys._current_frames().get(threading.main_thread().ident))
-            if line:
-                count = self._lines[what].pop(line, 0)  # put in last
-                self._lines[what][line] = count + 1
-        except Exception:  # what goes wrong in here never reaches the script
-            pass
+        line = self._where() or self._where(sys._current_frames().get(threading.main_thread().ident))
+        if line:
+            count = self._lines[what].pop(line, 0)  # put in last
+            self._lines[what][line] = count + 1
 
     def _model(self, original, cls, *args, **kwargs):
         self._note("model")
@@ -73,7 +71,8 @@ class Made:
 
     def _stage(self, original, dataset, *args, **kwargs):
         original(dataset, *args, **kwargs)
-        try:
-            self._stages[dataset] = self._where()
-        except Exception:  # as above
-            pass
+        self._note_stage(dataset)
+
+    @quietly
+    def _note_stage(self, dataset):
+        self._stages[dataset] = self._where()

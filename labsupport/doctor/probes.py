@@ -20,7 +20,7 @@ from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.made import Made
 from labsupport.doctor.names import own, own_frames
-from labsupport.doctor.wrapping import OURS, wrap
+from labsupport.doctor.wrapping import OURS, quietly, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Converted, Facts, Function, sendable
@@ -33,19 +33,6 @@ _MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
-
-
-def quietly(method):
-    """A method that never raises into the script: where it goes wrong, what it would have noted is missing."""
-
-    @functools.wraps(method)
-    def safe(*args, **kwargs):
-        try:
-            return method(*args, **kwargs)
-        except Exception:  # an odd object of the script, or no memory left to look at it
-            return None
-
-    return safe
 
 
 def _place(code, line=None):

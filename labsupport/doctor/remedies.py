@@ -56,15 +56,23 @@ def _half_a_batch_of_arrays():
 
 def _half_a_batch_accumulated():
     """The updates stay as they are."""
+
+    def accumulating(optimizer):
+        optimizer.gradient_accumulation_steps = 2 * (optimizer.gradient_accumulation_steps or 1)
+        return optimizer
+
+    _optimizers_of_compile(accumulating)
+    _half_a_batch_of_arrays()
+
+
+def _optimizers_of_compile(instead):
+    """compile() takes instead(optimizer) from now on."""
     import keras
 
-    def instead(compile_, model, optimizer="rmsprop", *args, **more):
-        optimizer = keras.optimizers.get(optimizer)
-        optimizer.gradient_accumulation_steps = 2 * (optimizer.gradient_accumulation_steps or 1)
-        return compile_(model, optimizer, *args, **more)
+    def changed(compile_, model, optimizer="rmsprop", *args, **more):
+        return compile_(model, instead(keras.optimizers.get(optimizer)), *args, **more)
 
-    wrap(keras.Model, "compile", instead)
-    _half_a_batch_of_arrays()
+    wrap(keras.Model, "compile", changed)
 
 
 def _recomputed_segments():
@@ -106,11 +114,9 @@ def _no_cache():
 def _adafactor():
     import keras
 
-    def instead(compile_, model, optimizer="rmsprop", *args, **more):
-        rate = getattr(keras.optimizers.get(optimizer), "learning_rate", 0.001)
-        return compile_(model, keras.optimizers.Adafactor(float(rate)), *args, **more)
-
-    wrap(keras.Model, "compile", instead)
+    _optimizers_of_compile(
+        lambda optimizer: keras.optimizers.Adafactor(float(getattr(optimizer, "learning_rate", 0.001)))
+    )
 
 
 def _mixed_precision():

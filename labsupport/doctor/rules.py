@@ -24,9 +24,8 @@ _MOST_OF_IT = 0.7
 # Bytes that several children have made, and the share that they made in the last third of their lives: a third where each
 # keeps what comes, next to nothing where each needs room for its work; by trial.
 _CHILDREN_MADE, _STILL_LATE = 32 * MIB, 0.2
-_SAVING = re.compile(
-    r"\.save\w*\(|\bsave_model\("
-)  # Keras takes its own frames out of a traceback: the script's line is left
+# Keras takes its own frames out of a traceback: the script's line is left.
+_SAVING = re.compile(r"\.save\w*\(|\bsave_model\(")
 
 
 @dataclass(frozen=True)

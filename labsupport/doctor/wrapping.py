@@ -3,9 +3,21 @@
 import functools
 import os
 
-OURS = os.path.join(
-    os.path.dirname(__file__), ""
-)  # what stands between a script and a library that it calls: no traceback shows it
+# What stands between a script and a library that it calls: no traceback shows it.
+OURS = os.path.join(os.path.dirname(__file__), "")
+
+
+def quietly(method):
+    """A method that never raises into the script: where it goes wrong, what it would have noted is missing."""
+
+    @functools.wraps(method)
+    def safe(*args, **kwargs):
+        try:
+            return method(*args, **kwargs)
+        except Exception:  # an odd object of the script, or no memory left to look at it
+            return None
+
+    return safe
 
 
 def wrap(owner, name, replacement):
