@@ -167,6 +167,7 @@ def set_theme(page, theme):
     """Switch between "light" and "dark" as the Settings menu does."""
     page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", THEMES[theme])
     page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=str(theme == "light").lower())
+    page.wait_for_selector("#jupyterlab-splash", state="detached")  # it covers everything while the theme loads
 
 
 def run_cells_above(page, number):

@@ -1,6 +1,12 @@
-"""What is alive is counted without touching what it is not about."""
+"""What is alive is counted without touching what it is not about, and what the collector freed is not forgotten."""
+
+import gc
+from types import SimpleNamespace
+
+import pytest
 
 from labsupport.doctor.alive import instances
+from labsupport.doctor.census import Collections
 
 
 class Model:
@@ -12,3 +18,24 @@ def test_a_tuple_that_is_just_being_made_is_left_alone():
     models, held = [Model() for _ in range(3)], []
     made = tuple((held.append(instances([Model])), n)[1] for n in range(50))
     assert len(made) == 50 and held[-1] == models
+
+
+@pytest.mark.parametrize(
+    ("after", "freed"), [("nothing", 86), ("a higher peak", 0), ("a step", 0)], ids=lambda value: str(value)
+)
+def test_garbage_that_was_collected_after_the_peak_was_in_use_at_it(after, freed):
+    """The collector may run while an error unwinds, before anything can be counted."""
+    levels, peak = iter([95, 9]), [95]
+    collections = Collections(SimpleNamespace(tensors_now=lambda: next(levels), tensors_peak=lambda: peak[0]))
+    gc.disable()
+    try:
+        collections.watch()
+        gc.collect()
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+    if after == "a step":
+        collections.step_begins()
+    elif after == "a higher peak":
+        peak[0] = 96
+    assert collections.freed() == freed

@@ -10,6 +10,7 @@ from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable
 from labsupport.doctor.filling import filled_at
 from labsupport.doctor.made import stage
 from labsupport.doctor.names import by_name, own_frames, own_names
+from labsupport.doctor.wrapping import quietly
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
 
@@ -25,11 +26,44 @@ _ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_al
 _GROWN, _GROWN_SHARE = MIB, 0.02
 
 
+class Collections:
+    """What Python's collector has freed since the last step began: bytes of tensors.
+
+    It also runs by itself, whenever enough objects were made, and be it for an error's traceback: the garbage that filled
+    the budget may be gone before a census can find it.
+    """
+
+    def __init__(self, gauge):
+        self._gauge = gauge
+        self._level = self._peak = self._freed = 0
+
+    def watch(self):
+        """From now on each collection is noted (gc.callbacks)."""
+        gc.callbacks.append(self._note)
+
+    @quietly
+    def _note(self, when, _):
+        if when == "start":
+            self._level = self._gauge.tensors_now()
+            return
+        self._freed += max(0, self._level - self._gauge.tensors_now())
+        self._peak = self._gauge.tensors_peak()
+
+    def step_begins(self):
+        """What was collected before was not in use at this step's peak."""
+        self._freed = 0
+
+    def freed(self):
+        """Bytes that were in use at the peak; 0 where the peak came after the collection."""
+        return self._freed if self._peak == self._gauge.tensors_peak() else 0
+
+
 class Censuses:
     """Takes a Census when it is asked, and keeps all of them. Sizes are bytes of the objects themselves."""
 
     def __init__(self, gauge, tf, made):
         self._gauge, self._tf, self._made = gauge, tf, made
+        self.collections = Collections(gauge)
         self._elements = weakref.WeakKeyDictionary()  # iterator: {stage: what one element takes}
         self._lines = weakref.WeakKeyDictionary()  # iterator: {stage: the line that made it}
         self._met = weakref.WeakSet()  # models
@@ -57,7 +91,7 @@ class Censuses:
         if self._between:
             self.taken.pop()
             self._between = False
-        found, garbage = (by_kind(), 0) if between or extra else self._found()
+        found = by_kind() if between or extra else self._found()
         self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
@@ -79,7 +113,7 @@ class Censuses:
                 arrays=sum(holder.size for holder in arrays),
                 buffers=self._count_buffers(found["iterators"]),
                 iterators=len(found["iterators"]),
-                garbage=garbage,
+                garbage=self.collections.freed(),
                 models_met=self._number_met,
                 operations=sum(ask(lambda graph: graph.version, graph, 0) for graph in found["graphs"]),
                 models=models,
@@ -95,18 +129,17 @@ class Censuses:
         self._between = between
 
     def _found(self):
-        """(what is alive by kind, bytes of tensors that were garbage)."""
+        """What is alive by kind, when garbage has been collected where there may be some."""
         found = by_kind()
         before, iterators = _tensor_sum(found), len(found["iterators"])
         least = self._settled[0] + max(_GROWN, _GROWN_SHARE * self._settled[0])
         if before <= least and iterators <= self._settled[1] + 1:
-            return found, 0
+            return found
         del found  # it would keep alive what is to be collected
         gc.collect()
         found = by_kind()
-        after = _tensor_sum(found)
-        self._settled = after, len(found["iterators"])
-        return found, max(0, before - after)
+        self._settled = _tensor_sum(found), len(found["iterators"])
+        return found
 
     def _meet(self, models):
         """Count the models that have been alive at any census, without those that are part of another."""

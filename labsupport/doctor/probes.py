@@ -106,6 +106,7 @@ class Probe:
         wrap(tensor_util, "make_tensor_proto", self._bake)
         wrap(session.BaseSession, "run", self._session_run)
         self._made.watch_tensorflow()
+        self._censuses.collections.watch()
 
     @quietly
     def see_keras(self, keras):
@@ -132,6 +133,7 @@ class Probe:
         if turn or grown:
             self._counted = level
             self.take_census(extra=not turn)
+        self._censuses.collections.step_begins()
         self._send_sometimes()
 
     @quietly

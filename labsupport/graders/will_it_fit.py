@@ -99,7 +99,8 @@ def _factored(make):
         ]
         for step in range(_UPDATES)
     ]
-    variables = [keras.Variable(weight) for weight in weights]
+    # Computed, so that their memory is the allocator's: TensorFlow takes over an aligned array as it is.
+    variables = [keras.Variable(weight * tf.ones(())) for weight in weights]
     try:
         optimizer = make(learning_rate=_RATE)
         with phase("state"):
