@@ -11,6 +11,7 @@ from queue import Empty
 import psutil
 import pytest
 import reuse
+import roots
 from browser import jupyterlab
 from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
@@ -63,6 +64,8 @@ def pytest_configure(config):
         (startup / "00-reuse.py").write_text(reuse.STARTUP)
         (folder / "arms").mkdir()
         os.environ |= {"IPYTHONDIR": str(folder / "ipython"), reuse.FOLDER: str(folder / "arms")}
+        config.roots = roots.plant(folder)
+    roots.share_kernels()
     # A conftest's hooks see only the items of its own folder; as a plugin they see the notebooks in labs/ too.
     config.pluginmanager.register(NotebookRuns())
 
@@ -76,6 +79,9 @@ def server(course):
 
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
+        for root in config.roots:
+            root.kill()
+            root.wait()
         shutil.rmtree(Path(os.environ.pop(reuse.FOLDER)).parent, ignore_errors=True)
 
 

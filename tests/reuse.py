@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 FOLDER = "LABSUPPORT_TESTS_REUSE"  # environment variable: where results are kept while the tests run
-STARTUP = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport reuse\nsys.path.pop()\nreuse.install()\ndel reuse, sys\n"
+STARTUP = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport reuse, roots\nsys.path.pop()\nreuse.install()\nroots.share_nurseries()\ndel reuse, roots, sys\n"
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), PurePath, range, slice, type(Ellipsis))
 
 

@@ -3,6 +3,8 @@
 Each script in tests/cases tells in comments what is to be found in it, and takes --fixed; cases/README.md says which reports they stand for.
 """
 
+import contextlib
+import functools
 import re
 from pathlib import Path
 
@@ -50,6 +52,33 @@ def test_the_doctor_names_what_people_reported(name, record_property):
     named = diagnosis.suspects[0].kind if diagnosis.suspects else "silent"
     record_property("doctor", (settings(name)["kind"], named))
     assert diagnosis.suspects and diagnosis.suspects[0].kind == settings(name)["kind"], told(diagnosis)
+
+
+def recomputing(scope, called):
+    """Layers that do not fit 60 MiB under a tape, with recomputation that is asked for and, if so told, is called."""
+    import keras
+    import tensorflow as tf
+
+    make = lambda: [keras.layers.Dense(256, activation="relu") for _ in range(30)]
+    x, layers = tf.zeros([4096, 256]), make()
+    chain = lambda x: functools.reduce(lambda x, layer: layer(x), layers, x)
+    call = chain
+    with keras.RematScope("full") if scope else contextlib.nullcontext():
+        if scope and called:
+            layers = make()
+        elif not scope:
+            light = keras.remat(chain)
+            call = light if called else chain
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(call(x))
+    tape.gradient(loss, [layer.kernel for layer in layers])
+
+
+@pytest.mark.parametrize(("scope", "called"), [(True, True), (True, False), (False, False)])
+def test_a_recomputation_that_is_not_active_is_told(scope, called):
+    diagnosis = examined(recomputing, (scope, called), {"budget": "60 MiB"})
+    assert not diagnosis.result.ok, told(diagnosis)
+    assert ("nothing recomputes" in told(diagnosis)) == (not called), told(diagnosis)
 
 
 @pytest.mark.parametrize("name", CASES)

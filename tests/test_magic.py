@@ -4,10 +4,17 @@ import re
 
 import nbformat
 import pytest
+import roots
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from labsupport import load_ipython_extension
+
+
+@pytest.fixture(autouse=True)
+def kernels_load_tensorflow_themselves(monkeypatch):
+    monkeypatch.delenv(roots.FOLDER)
+
 
 UNREADY = ["import tensorflow as tf\n%load_ext labsupport", "%%memory\nt = tf.ones([1024, 1024])", "%%memory\nt = None"]
 CELLS = [

@@ -342,6 +342,13 @@ def test_the_line_of_a_constant_is_a_field_of_its_own(place):
     assert diagnose(died(facts)).suspects[0].place == "t.py:7"
 
 
+@pytest.mark.parametrize("times", [0, 3])
+def test_recomputation_that_was_asked_for_and_never_ran_is_told(times):
+    facts = one(weights=5)
+    facts.made, facts.recomputed = {"recomputation": "t.py:4"}, times
+    assert ("asked for at t.py:4, and nothing recomputes" in evidence(died(facts))) == (not times)
+
+
 def test_what_is_in_use_in_an_update_is_the_optimizers():
     result = died(one(weights=30, slots=60))
     assert kinds(result) == ["batch-bound activations"]

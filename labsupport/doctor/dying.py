@@ -194,6 +194,12 @@ def activations(death):
     evidence = [where, death.failing]
     if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
         evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
+    asked = facts.made.get("recomputation")
+    if asked and not facts.recomputed:
+        evidence.append(
+            f"recomputation is asked for at {asked}, and nothing recomputes: what keras.remat or tf.recompute_grad returns must "
+            "be what is called, and a RematScope must be open where the layers are made"
+        )
     yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result))
 
 

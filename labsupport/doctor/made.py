@@ -1,4 +1,7 @@
-"""Where a script makes what holds memory: the lines of its models, optimizers, processes and stages of pipelines. Runs in the arm's process."""
+"""Where a script makes what holds memory: the lines of its models, optimizers, processes and stages of pipelines.
+
+And where it asks for recomputation, which would spare some. Runs in the arm's process.
+"""
 
 import os
 import sys
@@ -19,14 +22,19 @@ class Made:
 
     def __init__(self, where):
         self._where = where
-        self._lines = {what: Counter() for what in ("model", "optimizer", "process")}
+        self._lines = {what: Counter() for what in ("model", "optimizer", "process", "recomputation")}
+        self.recomputed = 0  # calls of functions that recompute on the way back
         self._stages = WeakKeyDictionary()  # tf.data.Dataset: line
 
     def watch_tensorflow(self):
-        """Wrap what makes stages of pipelines, and note when the process forks."""
+        """Wrap what makes stages of pipelines and what recomputes, and note when the process forks."""
+        import tensorflow as tf
         from tensorflow.python.data.ops.dataset_ops import DatasetV2
+        from tensorflow.python.eager import record
 
         wrap(DatasetV2, "__init__", self._stage)
+        wrap(tf, "recompute_grad", self._recompute)
+        wrap(record, "stop_recording", self._not_recorded)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=lambda: self._note("process"))  # a library's thread may do it
 
@@ -36,6 +44,8 @@ class Made:
 
         wrap(keras.Model, "__new__", self._model)
         wrap(base_optimizer.BaseOptimizer, "__init__", self._optimizer)
+        if hasattr(keras, "RematScope"):  # since Keras 3.9
+            wrap(keras.RematScope, "__enter__", self._recompute)
 
     def lines(self):
         """{what: the line that made most of its kind, of several the last}."""
@@ -68,6 +78,16 @@ class Made:
     def _optimizer(self, original, optimizer, *args, **kwargs):
         self._note("optimizer")
         original(optimizer, *args, **kwargs)
+
+    def _recompute(self, original, wanted):
+        self._note("recomputation")
+        return original(wanted)
+
+    def _not_recorded(self, original):
+        # Frames: wrap()'s, then who calls: tf.recompute_grad's inner function, among few others.
+        caller = sys._getframe(2).f_code
+        self.recomputed += caller.co_name == "inner" and caller.co_filename.endswith("custom_gradient.py")
+        return original()
 
     def _stage(self, original, dataset, *args, **kwargs):
         original(dataset, *args, **kwargs)

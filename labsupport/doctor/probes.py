@@ -366,6 +366,7 @@ class Probe:
                 open=self._intervals.open,
                 failed=self._intervals.failed,
                 made=self._made.lines(),
+                recomputed=self._made.recomputed,
                 in_tape=self._most_in_tape,
                 ignored=sorted(self._ignored),
                 holders=self._holders,

@@ -26,7 +26,7 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from labsupport.ground.nursery import main; main(int(sys.argv[2]))"
 )
 # Read when the first tensor is made, not while TensorFlow loads; the last one pytest sets anew for each test.
-_OF_ONE_ARM = ("TMPDIR", "TF_CPU_BFC_MEM_LIMIT_IN_MB", "TF_FORCE_GPU_ALLOW_GROWTH", "PYTEST_CURRENT_TEST")
+OF_ONE_ARM = ("TMPDIR", "TF_CPU_BFC_MEM_LIMIT_IN_MB", "TF_FORCE_GPU_ALLOW_GROWTH", "PYTEST_CURRENT_TEST")
 _MOST = 2  # kept: the notebook's own environment, and a lab's other one, such as without oneDNN; each takes 250 MiB
 _SIZE = struct.Struct("<Q")
 _PRESENT = 1 << 63  # a bit of /proc/PID/pagemap: the page is in memory (Linux: admin-guide/mm/pagemap.rst)
@@ -42,7 +42,7 @@ class Ends(NamedTuple):
     status: int
 
 
-class _Nursery:
+class Nursery:
     """The parent's side of one nursery process."""
 
     def __init__(self, environment):
@@ -96,12 +96,12 @@ def warm(environment):
 
 def _nursery(environment):
     """The nursery of an environment, a new one if need be; the one used last stands last in _nurseries."""
-    shared = {name: value for name, value in environment.items() if name not in _OF_ONE_ARM}
+    shared = {name: value for name, value in environment.items() if name not in OF_ONE_ARM}
     key = (os.getpid(), tuple(sorted(shared.items())), _limits())
     _left[:] = [nursery for nursery in _left if nursery.process.poll() is None]
     nursery = _nurseries.pop(key, None)
     if nursery is None or nursery.process.poll() is not None:
-        nursery = _Nursery(environment)
+        nursery = Nursery(environment)
     _nurseries[key] = nursery
     while len(_nurseries) > _MOST:
         _left.append(_nurseries.pop(next(iter(_nurseries))))
@@ -144,10 +144,11 @@ def _limits():
 def main(descriptor):
     """The nursery's side: called in a fresh interpreter; descriptor: its end of the socket."""
     os.setsid()
-    asked = socket.socket(fileno=descriptor)
-    loaded = _load()
-    gc.collect()
-    gc.freeze()  # an arm's collection before it starts need not look at TensorFlow's modules again: 0.2 s
+    serve(socket.socket(fileno=descriptor), load())
+
+
+def serve(asked, loaded):
+    """Fork an arm for each request that comes by the socket, until its other end is closed. loaded: of load()."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children here: their parent is elsewhere
     while True:
         head, theirs, _, _ = socket.recv_fds(asked, _SIZE.size, len(Ends._fields))
@@ -161,7 +162,7 @@ def main(descriptor):
             os.close(descriptor)
 
 
-def _load():
+def load():
     """Load TensorFlow; returns where its files lie in memory, for _touch(). An arm that cannot load it says so itself."""
     if sys.platform != "linux":  # elsewhere system libraries do not take a fork well
         return []
@@ -169,6 +170,8 @@ def _load():
         import tensorflow as tf
 
         _ = tf.keras  # loaded on first use
+    gc.collect()
+    gc.freeze()  # an arm's collection before it starts need not look at TensorFlow's modules again: 0.2 s
     return _resident_files()
 
 

@@ -242,7 +242,8 @@ class Facts(Struct, tag=True):
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; passed_at: the line that began the
     last one; open: what runs now; failed: what
-    ran when an exception began; made: lines by what they make ("model", "optimizer", "process"); in_tape: the most batches that were drawn while one tape was open; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
+    ran when an exception began; made: lines by what they make ("model", "optimizer", "process") or ask for ("recomputation");
+    recomputed: calls of functions that recompute on the way back; in_tape: the most batches that were drawn while one tape was open; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
     or on why none are known, where they were asked for; unseen: what ran here and holds memory that no probe sees.
     """
 
@@ -258,6 +259,7 @@ class Facts(Struct, tag=True):
     open: Interval | None = None
     failed: Interval | None = None
     made: dict[str, str] = {}
+    recomputed: int = 0
     in_tape: int = 0
     ignored: list[str] = []
     holders: list[str] = []

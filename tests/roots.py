@@ -1,0 +1,205 @@
+"""Kernels and nurseries of a test run, forked from processes that have loaded TensorFlow once, in place of each loading it anew.
+
+Each notebook has a kernel and a nursery, and loading was a third of what the whole suite computes. A root belongs to one
+environment, since TensorFlow reads variables while it loads; it loads when it is first asked, and ends with the test run.
+Only for tests: what a learner starts loads everything itself.
+"""
+
+import gc
+import hashlib
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from labsupport.ground import nursery
+from labsupport.ground.budget import Budget, child_environment
+
+FOLDER = "LABSUPPORT_TESTS_ROOTS"  # environment variable: where their sockets are
+_READ_WHILE_LOADING = ("TF_", "XLA_", "KERAS_", "CUDA", "OMP_", "ONEDNN", "MALLOC_", "LD_", "PYTHON")
+_SIZE = struct.Struct("<Q")
+_START = "import sys; sys.path.insert(0, sys.argv[1]); import roots; roots.main(*sys.argv[2:])"
+
+
+def plant(folder):
+    """Begin the roots of a test run: of kernels, and of arms with and without oneDNN. Returns the processes; they end with this one."""
+    os.environ[FOLDER] = str(folder)
+    arm = child_environment(Budget.of(None, "2 GiB"), {})
+    environments = {"kernel": dict(os.environ), "nursery": arm, "without": arm | {"TF_ENABLE_ONEDNN_OPTS": "0"}}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, str(Path(__file__).parent), str(_address(kind, environment)), kind],
+            env=environment,
+            stdin=subprocess.PIPE,  # closed when this process ends
+            start_new_session=True,
+        )
+        for kind, environment in environments.items()
+    ]
+
+
+def _address(kind, environment):
+    read = sorted(item for item in environment.items() if item[0].startswith(_READ_WHILE_LOADING))
+    own = [item for item in read if item[0] not in nursery.OF_ONE_ARM]
+    kind = "kernel" if kind == "kernel" else "nursery"
+    return Path(os.environ[FOLDER]) / f"{kind}-{hashlib.sha256(repr(own).encode()).hexdigest()[:16]}"
+
+
+def _connected(kind, environment):
+    """A socket to the root for this environment; None where there is none."""
+    if not os.environ.get(FOLDER):
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(str(_address(kind, environment)))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+class Forked:
+    """A process forked from a root, much as a subprocess.Popen; its connection tells its number."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, connection):
+        (self.pid,) = _SIZE.unpack(connection.recv(_SIZE.size, socket.MSG_WAITALL))
+        self.returncode = None
+
+    def poll(self):
+        if self.returncode is None:
+            try:
+                os.kill(self.pid, 0)
+            except ProcessLookupError:
+                self.returncode = 1  # nobody but its parent knows
+        return self.returncode
+
+    def wait(self, timeout=None):
+        descriptor = None
+        try:
+            descriptor = os.pidfd_open(self.pid)
+            if not select.select([descriptor], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+        except ProcessLookupError:
+            pass
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self.returncode = 1
+        return self.returncode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+
+class Shared(nursery.Nursery):
+    """A nursery from a root, where there is one for its environment."""
+
+    def __init__(self, environment):
+        self._socket = _connected("nursery", environment)
+        if self._socket is None:
+            super().__init__(environment)
+        else:
+            self.process = Forked(self._socket)
+
+
+def share_nurseries():
+    """From now on this process's nurseries come from the roots."""
+    nursery.Nursery = Shared
+
+
+def share_kernels():
+    """From now on Jupyter kernels that this process starts come from the roots."""
+    from jupyter_client.provisioning import local_provisioner
+
+    original = local_provisioner.launch_kernel
+
+    def launch(command, stdin=None, stdout=None, stderr=None, env=None, independent=False, cwd=None, **more):
+        connection = _connected("kernel", env)
+        if connection is None or command[1:3] != ["-m", "ipykernel_launcher"]:
+            return original(command, stdin, stdout, stderr, env, independent, cwd, **more)
+        request = msgspec.msgpack.encode({"argv": command[2:], "environment": env, "folder": str(cwd or os.getcwd())})
+        with connection:
+            socket.send_fds(connection, [_SIZE.pack(len(request))], [1, 2])
+            connection.sendall(request)
+            return Forked(connection)
+
+    local_provisioner.launch_kernel = launch
+
+
+def main(address, kind):
+    """A root: listens before it loads, and forks once for each connection."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    loaded = None
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            os._exit(0)
+        connection, _ = listener.accept()
+        if loaded is None:
+            loaded = _load_for_kernels() if kind == "kernel" else nursery.load()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are no more when they have ended: see Forked.poll()
+        if os.fork() == 0:
+            listener.close()
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)  # only the root lives as long as its standard input
+            os.close(null)
+            connection.sendall(_SIZE.pack(os.getpid()))
+            if kind == "kernel":
+                _be_kernel(connection)
+            nursery.serve(connection, loaded)
+        connection.close()
+
+
+def _load_for_kernels():
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as ipykernel does
+    import ipykernel.kernelapp  # noqa: F401
+    import ipywidgets  # noqa: F401
+    import matplotlib.pyplot  # noqa: F401
+    import pandas  # noqa: F401
+
+    import labsupport  # noqa: F401
+
+    return nursery.load()
+
+
+def _be_kernel(connection):
+    import numpy
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    gc.unfreeze()
+    numpy.random.seed()
+    head, streams, _, _ = socket.recv_fds(connection, _SIZE.size, 2)
+    request = msgspec.msgpack.decode(connection.recv(*_SIZE.unpack(head), socket.MSG_WAITALL))
+    connection.close()
+    for place, descriptor in enumerate(streams, 1):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.path[:] = [place for place in sys.path if place != str(Path(__file__).parent)]
+    sys.modules.pop("roots")
+    module, *arguments = request["argv"]
+    sys.argv = [module, *arguments, f"--IPKernelApp.parent_handle={os.getppid()}"]  # it ends when its root has ended
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit:
+        pass
+    os._exit(0)
