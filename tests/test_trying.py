@@ -47,6 +47,28 @@ def test_a_step_that_does_not_fit_does_with_each_remedy(tmp_path):
     assert all("now finished; " in sentence and "no suspect any more" in sentence for sentence in tried), tried
 
 
+PIXELS = """
+import keras, numpy as np, tensorflow as tf
+x = np.random.default_rng(0).integers(0, 256, (3000, 32, 32, 3)).astype("float32") / np.float32(255)
+y = np.zeros(3000, "int64")
+data = tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).batch(100)
+for number, batch in enumerate(data):
+    np.testing.assert_array_equal(batch["x"], x[100 * number : 100 * (number + 1)])
+del data, batch
+model = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Flatten(), keras.layers.Dense(10)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+model.fit(x, y, verbose=0)
+"""
+
+
+def test_pixels_become_bytes_and_stay_the_same_numbers(tmp_path):
+    doctor(tmp_path, PIXELS, "--budget", "33 MiB", "--try", "--json", "--report", "report.json")
+    (tried,) = json.loads((tmp_path / "report.json").read_text())["tried"]
+    assert re.match("data of whole numbers up to 255 as uint8.*now finished; no suspect any more: input copy", tried), (
+        tried
+    )
+
+
 def test_what_only_the_code_can_change_is_said(tmp_path):
     script = "import tensorflow as tf\nkept = []\nf = tf.function(lambda x: x * 2)\nfor n in range(70):\n    kept.append(f(tf.ones([256, 256])))\n"
     doctor(tmp_path, script, "--try", "--json", "--report", "report.json")

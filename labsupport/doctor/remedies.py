@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from labsupport.doctor.wrapping import wrap
 
 
@@ -104,6 +106,69 @@ def _shuffle_an_eighth():
     wrap(_dataset(), "shuffle", instead)
 
 
+_ROWS = 256  # that are looked at together: little beside the array
+
+
+def _as_bytes(array):
+    """(the array as uint8, by what to divide it again), where that changes no number in it; else (array, None)."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.ndim:
+        return array, None
+    for scale in (1, 255):
+        packed = np.empty(array.shape, np.uint8)
+        for start in range(0, len(array), _ROWS):
+            rows, bytes_ = array[start : start + _ROWS], packed[start : start + _ROWS]
+            if not np.isfinite(rows).all() or rows.min(initial=0) < 0 or rows.max(initial=0) * scale > 255:
+                break
+            np.rint(rows * scale, out=bytes_, casting="unsafe")
+            if not np.array_equal(bytes_.astype(array.dtype) / array.dtype.type(scale), rows):
+                break
+        else:
+            return packed, scale
+    return array, None
+
+
+def _packed(tree):
+    """(arrays as bytes where that is possible, what makes the numbers of before from tensors of those)."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(tree)
+    pairs = [_as_bytes(array) for array in flat]
+
+    def back(packed):
+        parts = zip(tf.nest.flatten(packed), flat, (scale for _, scale in pairs))
+        numbers = [part if scale is None else tf.cast(part, array.dtype) / scale for part, array, scale in parts]
+        return tf.nest.pack_sequence_as(packed, numbers)
+
+    return tf.nest.pack_sequence_as(tree, [array for array, _ in pairs]), back
+
+
+def _bytes_in_slices():
+    def instead(slices, tensors, *args, **more):
+        packed, back = _packed(tensors)
+        return slices(packed, *args, **more).map(lambda *parts: back(parts if isinstance(tensors, tuple) else parts[0]))
+
+    wrap(_dataset(), "from_tensor_slices", instead)
+
+
+def _bytes_of_arrays():
+    """Inputs of fit() and of from_tensor_slices()."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    ways_back = {}  # id of an adapter that lives as long as its fit()
+
+    def made(init, adapter, x, *args, **more):
+        packed, ways_back[id(adapter)] = _packed(x)
+        init(adapter, packed, *args, **more)
+
+    def read(dataset, adapter):
+        back = ways_back[id(adapter)]
+        return dataset(adapter).map(lambda x, *others: (back(x), *others))
+
+    wrap(ArrayDataAdapter, "__init__", made)
+    wrap(ArrayDataAdapter, "get_tf_dataset", read)
+    _bytes_in_slices()
+
+
 def _no_cache():
     """Without the caches in memory; those in a file stay."""
     wrap(
@@ -134,6 +199,9 @@ REMEDIES = {
     "prefetch": Remedy("prefetch(1)", _BUFFER, "tensorflow", _prefetch_one),
     "shuffle": Remedy("an eighth of the buffer in shuffle()", _BUFFER, "tensorflow", _shuffle_an_eighth),
     "cache": Remedy("no cache() in memory", (*_BUFFER, "cache behind repeat()"), "tensorflow", _no_cache),
+    "uint8": Remedy(
+        "data of whole numbers up to 255 as uint8, cast in the pipeline", ("input copy",), "keras", _bytes_of_arrays
+    ),
     "optimizer": Remedy("Adafactor in compile()", ("optimizer state",), "keras", _adafactor),
 }
 
