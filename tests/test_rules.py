@@ -342,6 +342,17 @@ def test_the_line_of_a_constant_is_a_field_of_its_own(place):
     assert diagnose(died(facts)).suspects[0].place == "t.py:7"
 
 
+def test_evaluation_that_ran_out_and_an_optimizer_that_is_light_are_told_what_helps_them():
+    facts = one(weights=5)
+    facts.failed = Interval("step", "evaluate(), tf.function f (called at t.py:5)", 10 * MIB, 250 * MIB)
+    (suspect,) = diagnose(died(facts)).suspects
+    assert suspect.kind == "batch-bound activations" and "validation_batch_size" in suspect.change
+    for slots, lighter in ((0.1, False), (200, True)):
+        result = died(one(weights=100, slots=slots))
+        result.error = ArmError(Cause.OOM, "Out of memory in sgd/Sub: no room for a tensor")
+        assert ("fewer slots" in diagnose(result).suspects[0].change) == lighter
+
+
 @pytest.mark.parametrize("times", [0, 3])
 def test_recomputation_that_was_asked_for_and_never_ran_is_told(times):
     facts = one(weights=5)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labsupport.doctor.figures import Parts, in_use, wanted
 from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in, place_of
 from labsupport.ground.budget import mib, parse_size
-from labsupport.ground.record import Cause, Interval
+from labsupport.ground.record import EVALUATES, Cause, Interval
 
 # Batches drawn while one tape is open: a step on several parts of a batch draws few.
 _MANY_IN_TAPE = 4
@@ -16,6 +16,8 @@ _ROUNDED, _PIECES = 256, 4
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.
 _NEARLY = 0.6
+# Of the weights: what SGD and Adafactor keep is far less, and one slot for each weight is all of it.
+_LIGHT = 0.1
 # Of the budget: the allocator rounds each size up to 256 bytes and leaves rests that are too small to split.
 _ROUNDING = 0.02
 # Of the budget: a smaller rest lies in pieces in any run that is nearly full, and is not what filled it; by trial.
@@ -201,7 +203,11 @@ def activations(death):
             f"recomputation is asked for at {asked}, and nothing recomputes: what keras.remat or tf.recompute_grad returns must "
             "be what is called, and a RematScope must be open where the layers are made"
         )
-    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result))
+    change = ""
+    if death.during and death.during.name.startswith(EVALUATES):
+        evidence.append("it was evaluation that ran out, not training")
+        change = "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()"
+    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change)
 
 
 def _building(result, parts):
@@ -322,7 +328,9 @@ def optimizer_state(death):
         # Beside what earlier models and optimizers left, the update is the last straw and not the load.
         update = death.working if death.updating and not parts.earlier_models else 0
         size = parts.slots + parts.other_variables + update
-        yield Suspect("optimizer state", size, [sizes, *told, death.failing])
+        light = parts.slots < _LIGHT * parts.weights
+        change = "train fewer of the weights: this optimizer keeps next to nothing already" * light
+        yield Suspect("optimizer state", size, [sizes, *told, death.failing], to_change=change)
 
 
 def _others(death):

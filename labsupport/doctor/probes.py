@@ -23,7 +23,7 @@ from labsupport.doctor.names import own, own_frames
 from labsupport.doctor.wrapping import OURS, quietly, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
-from labsupport.ground.record import Converted, Facts, Function, sendable
+from labsupport.ground.record import EVALUATES, Converted, Facts, Function, sendable
 from labsupport.ground.result import line_of, short
 from labsupport.peak.parts import largest
 
@@ -69,6 +69,7 @@ class Probe:
         self._functions = {}  # code: Function
         self._converted, self._baked = Converted(), Converted()
         self._calling = ""  # the tf.function that runs, and is traced perhaps
+        self._evaluating = False
         self._passed_at = ""
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
@@ -111,8 +112,11 @@ class Probe:
     @quietly
     def see_keras(self, keras):
         """Wrap Keras' entry points, once it is loaded."""
-        _stay_out_of_tracebacks(sys.modules["keras.src.utils.traceback_utils"])
+        traceback_utils = sys.modules["keras.src.utils.traceback_utils"]
+        _stay_out_of_tracebacks(traceback_utils)
         self._made.watch_keras(keras)
+        wrap(keras.Model, "evaluate", self._evaluate)
+        keras.Model.evaluate = traceback_utils.filter_traceback(keras.Model.evaluate)
 
     # --- what is noted
 
@@ -197,10 +201,17 @@ class Probe:
             self._known.add(function)
             noted.instances += 1
         before = function.experimental_get_tracing_count()
-        self._calling = f"tf.function {noted.name} ({noted.place})"
+        self._calling = f"{EVALUATES * self._evaluating}tf.function {noted.name} ({noted.place})"
         if not self._tape_open:
             self._begin_step(self._calling)
         return noted, before
+
+    def _evaluate(self, original, *args, **kwargs):
+        self._evaluating = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._evaluating = False
 
     @quietly
     def _call_ends(self, function, noted, args, kwargs):

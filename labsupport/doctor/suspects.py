@@ -84,13 +84,15 @@ GROWTH_LEAST, GROWTH_SHARE = MIB, 0.02
 class Suspect:
     """kind: a key of LABS. evidence: sentences. place: "train.py:41", where one line of the script is known.
 
-    size: bytes it accounts for, None where it lies outside TensorFlow's allocator.
+    size: bytes it accounts for, None where it lies outside TensorFlow's allocator. to_change: what, where it is not that of
+    its kind in CHANGES.
     """
 
     kind: str
     size: int | None
     evidence: list
     place: str = ""
+    to_change: str = ""
 
     @property
     def labs(self):
@@ -101,7 +103,7 @@ class Suspect:
         """What to change, as the end of a sentence, and where it can be told, what that saves."""
         share = SAVES.get(self.kind) if self.size else None
         expected = f" (to expect, from this run's figures: about {mib(share * self.size)} less)" if share else ""
-        return f"{CHANGES[self.kind]}{expected}"
+        return f"{self.to_change or CHANGES[self.kind]}{expected}"
 
 
 def died_of_memory(result):

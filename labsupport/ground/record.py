@@ -228,6 +228,11 @@ class Census(Struct, frozen=True):
     process: int | None = None
 
 
+EVALUATES = (
+    "evaluate(), "  # how the name of an interval begins in which a model was evaluated, fit()'s validation included
+)
+
+
 class Interval(Struct, frozen=True):
     """What ran: kind "step" or "input"; level: in use at its begin; peak: at most within it, where it ended by an exception."""
 
