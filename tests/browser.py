@@ -13,6 +13,7 @@ import nbformat
 import psutil
 import pytest
 import reuse
+import roots
 
 ROOT = Path(__file__).parents[1]
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -56,6 +57,7 @@ def jupyterlab(folder):
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        roots.FOLDER: "",
         reuse.FOLDER: "",  # here every arm really runs: what moves on the page is what is tested
     }
     log = folder / "server.log"

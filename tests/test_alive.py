@@ -20,6 +20,19 @@ def test_a_tuple_that_is_just_being_made_is_left_alone():
     assert len(made) == 50 and held[-1] == models
 
 
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_objects_are_walked_over(collects, monkeypatch):
+    """What the walk meets may make objects, and a collection would move what is walked over under its feet."""
+    was, on, walk = gc.isenabled(), [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *classes: on.append(gc.isenabled()) or walk(*classes))
+    try:
+        gc.enable() if collects else gc.disable()
+        instances([Model])
+        assert (on, gc.isenabled()) == ([False], collects)
+    finally:
+        gc.enable() if was else gc.disable()
+
+
 @pytest.mark.parametrize(
     ("after", "freed"), [("nothing", 86), ("a higher peak", 0), ("a step", 0)], ids=lambda value: str(value)
 )

@@ -74,9 +74,17 @@ def instances(classes):
     They are found as what refers to their class, and no other object is held meanwhile: a tuple that another thread is just
     making, by tuple(…) of a generator, breaks if anybody else holds it when it gets its length (CPython, tupleobject.c:
     _PyTuple_Resize), as the list of gc.get_objects() would.
+
+    The collector must not run meanwhile. Objects of pybind11 make their dictionary when they are asked what they refer to
+    (Python 3.11), and that may start it: it moves what is just being walked over, and the process crashes.
     """
-    wanted = set(map(id, classes))
-    return [thing for thing in gc.get_referrers(*classes) if id(type(thing)) in wanted]
+    wanted, collects = set(map(id, classes)), gc.isenabled()
+    gc.disable()
+    try:
+        return [thing for thing in gc.get_referrers(*classes) if id(type(thing)) in wanted]
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _with_subclasses(cls):
