@@ -22,6 +22,7 @@ _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every repor
 _A_SLICE = 1.5
 _CACHES = ("Cache", "MemoryCache")  # names that tf.data's model has for a cache in memory
 _ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_allocator.h: kMinAllocationSize)
+_UNCOUNTED = ("datasets",)
 # What is alive must have grown by this much, in bytes and as a share, before a census collects garbage; see rules.py.
 _GROWN, _GROWN_SHARE = MIB, 0.02
 
@@ -30,7 +31,8 @@ class Collections:
     """What Python's collector has freed since the last step began: bytes of tensors.
 
     It also runs by itself, whenever enough objects were made, and be it for an error's traceback: the garbage that filled
-    the budget may be gone before a census can find it.
+    the budget may be gone before a census can find it. What is freed only when the collection is over, as happens within
+    nested deallocations, is missed.
     """
 
     def __init__(self, gauge):
@@ -91,7 +93,7 @@ class Censuses:
         if self._between:
             self.taken.pop()
             self._between = False
-        found = by_kind() if between or extra else self._found()
+        found = by_kind(but=_UNCOUNTED) if between or extra else self._found()
         self._meet(found["models"])
         weights, models = _models(found["models"])
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
@@ -130,14 +132,14 @@ class Censuses:
 
     def _found(self):
         """What is alive by kind, when garbage has been collected where there may be some."""
-        found = by_kind()
+        found = by_kind(but=_UNCOUNTED)
         before, iterators = _tensor_sum(found), len(found["iterators"])
         least = self._settled[0] + max(_GROWN, _GROWN_SHARE * self._settled[0])
         if before <= least and iterators <= self._settled[1] + 1:
             return found
         del found  # it would keep alive what is to be collected
         gc.collect()
-        found = by_kind()
+        found = by_kind(but=_UNCOUNTED)
         self._settled = _tensor_sum(found), len(found["iterators"])
         return found
 

@@ -289,8 +289,13 @@ class _Visit:
 
     @_quietly
     def _last_look(self, error):
+        from labsupport.doctor.alive import uncollected
         from labsupport.doctor.names import own
 
+        with uncollected():  # what waits for the collector is to be counted
+            self._look(error, own)
+
+    def _look(self, error, own):
         frames, trace = [], getattr(error, "__traceback__", None)
         while trace is not None:
             frames.append(trace.tb_frame)

@@ -16,6 +16,7 @@ from types import MethodType
 
 import numpy as np
 
+from labsupport.doctor.alive import uncollected
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.made import Made
@@ -31,31 +32,39 @@ SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted, since there may be many a step
 _MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
+# Processor seconds for censuses, and a share of the time since: one takes a tenth of a second, more where a process has many objects.
+_FOR_CENSUSES, _SHARE_FOR_CENSUSES = 2, 0.01
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
 
-def _place(code, line=None):
-    found = line_of(code.co_filename, line or code.co_firstlineno)
+@functools.cache  # a loop asks for one line at each step
+def _place(file, line):
+    found = line_of(file, line)
     return sendable(short(os.path.basename(found.place), found.number))
 
 
 def _where(frame=None):
     """The line of the script that runs now, or in another thread's frame; "" where it is a library's thread."""
     frame = next(own_frames(frame or sys._getframe()), None)
-    return _place(frame.f_code, frame.f_lineno) if frame else ""
+    return _place(frame.f_code.co_filename, frame.f_lineno) if frame else ""
+
+
+def _code(function):
+    return getattr(function, "__code__", None)
 
 
 def _described(python):
-    """(code, Function) for the Python function of a tf.function.
+    """The Function for the Python function of a tf.function.
 
-    code and place are those that the person wrote. own is False for a method, which TensorFlow wraps: each object has a
+    place is that of what the person wrote. own is False for a method, which TensorFlow wraps: each object has a
     tf.function of its own, as Keras makes one for each model.
     """
-    code, outer = (getattr(function, "__code__", None) for function in (inspect.unwrap(python), python))
-    place = _place(code) if code and own(code) else f"called at {_where() or 'a library'}"
+    code, outer = _code(inspect.unwrap(python)), _code(python)
+    mine = code and own(code)
+    place = _place(code.co_filename, code.co_firstlineno) if mine else f"called at {_where() or 'a library'}"
     name = sendable(getattr(python, "__name__", "tf.function"))
-    return code, Function(name, place, own=outer is not None and own(outer))
+    return Function(name, place, own=outer is not None and own(outer))
 
 
 class Probe:
@@ -80,6 +89,7 @@ class Probe:
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
+        self._begun, self._spent = time.monotonic(), 0.0
         self._counted = 0  # the level at the last census before a step
         self._in_tape = self._most_in_tape = 0  # batches drawn while one tape is open
         self._thread = threading.main_thread().ident
@@ -134,7 +144,8 @@ class Probe:
         # What has been kept since the last one may be what fills the budget.
         grown = level > max(_MORE * self._counted, self._counted + MIB)
         turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
-        if turn or grown:
+        affordable = self._spent < _FOR_CENSUSES + _SHARE_FOR_CENSUSES * (time.monotonic() - self._begun)
+        if first or affordable and (turn or grown):
             self._counted = level
             self.take_census(extra=not turn)
         self._censuses.collections.step_begins()
@@ -172,7 +183,10 @@ class Probe:
     @quietly
     def take_census(self, frames=(), extra=False):
         """Count what is alive; frames, extra as for Censuses.take."""
-        self._censuses.take(self._intervals.total, frames, extra=extra)
+        began = time.thread_time()
+        with uncollected():  # or what it makes would start the collector, and the garbage be gone before it is counted
+            self._censuses.take(self._intervals.total, frames, extra=extra)
+        self._spent += time.thread_time() - began
         self.send()
 
     # --- wrapped entry points
@@ -194,8 +208,11 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
-        code, described = _described(function.python_function)
-        noted = self._functions.setdefault(code, described)
+        python = function.python_function
+        code = _code(inspect.unwrap(python))
+        if code not in self._functions:
+            self._functions[code] = _described(python)
+        noted = self._functions[code]
         noted.calls += 1
         if function not in self._known:
             self._known.add(function)

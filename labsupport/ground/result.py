@@ -14,6 +14,7 @@ from labsupport.ground.budget import in_mib, mib
 from labsupport.ground.record import Cause, Facts
 
 _ROOT = Path(__file__).parents[2]
+_PYTHONS_OWN = os.path.join(sysconfig.get_path("stdlib"), "")
 SOURCES = {
     "peak": "allocator counter (get_memory_info)",
     "end": "allocator counter (get_memory_info)",
@@ -64,7 +65,7 @@ def place(file):
         known = None
     if known:
         return " ".join(known)
-    file = file.split("-packages/")[-1].removeprefix(os.path.join(sysconfig.get_path("stdlib"), ""))
+    file = file.split("-packages/")[-1].removeprefix(_PYTHONS_OWN)
     return file.removeprefix(str(_ROOT) + os.sep).removeprefix(_here())
 
 
