@@ -5,6 +5,7 @@ environment, since TensorFlow reads variables while it loads; it loads when it i
 Only for tests: what a learner starts loads everything itself.
 """
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -18,6 +19,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from labsupport.ground import nursery
 from labsupport.ground.budget import Budget, child_environment
@@ -64,45 +66,18 @@ def _connected(kind, environment):
     return connection
 
 
-class Forked:
-    """A process forked from a root, much as a subprocess.Popen; its connection tells its number."""
+class Forked(psutil.Process):
+    """A process forked from a root, much as a subprocess.Popen."""
 
     stdin = stdout = stderr = None
 
-    def __init__(self, connection):
-        (self.pid,) = _SIZE.unpack(connection.recv(_SIZE.size, socket.MSG_WAITALL))
-        self.returncode = None
-
     def poll(self):
-        if self.returncode is None:
-            try:
-                os.kill(self.pid, 0)
-            except ProcessLookupError:
-                self.returncode = 1  # nobody but its parent knows
-        return self.returncode
+        return None if self.is_running() else 1  # nobody but its parent knows how it ended
 
-    def wait(self, timeout=None):
-        descriptor = None
-        try:
-            descriptor = os.pidfd_open(self.pid)
-            if not select.select([descriptor], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("a forked process", timeout)
-        except ProcessLookupError:
-            pass
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-        self.returncode = 1
-        return self.returncode
 
-    def send_signal(self, number):
-        os.kill(self.pid, number)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
+def _forked(connection):
+    """The process that a root has made for a connection, which tells its number."""
+    return Forked(*_SIZE.unpack(connection.recv(_SIZE.size, socket.MSG_WAITALL)))
 
 
 class Shared(nursery.Nursery):
@@ -113,7 +88,7 @@ class Shared(nursery.Nursery):
         if self._socket is None:
             super().__init__(environment)
         else:
-            self.process = Forked(self._socket)
+            self.process = _forked(self._socket)
 
 
 def share_nurseries():
@@ -135,7 +110,7 @@ def share_kernels():
         with connection:
             socket.send_fds(connection, [_SIZE.pack(len(request))], [1, 2])
             connection.sendall(request)
-            return Forked(connection)
+            return _forked(connection)
 
     local_provisioner.launch_kernel = launch
 
@@ -153,7 +128,7 @@ def main(address, kind):
         connection, _ = listener.accept()
         if loaded is None:
             loaded = _load_for_kernels() if kind == "kernel" else nursery.load()
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are no more when they have ended: see Forked.poll()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what has ended is gone, and no zombie that seems to run
         if os.fork() == 0:
             listener.close()
             os.setsid()
@@ -198,8 +173,6 @@ def _be_kernel(connection):
     sys.modules.pop("roots")
     module, *arguments = request["argv"]
     sys.argv = [module, *arguments, f"--IPKernelApp.parent_handle={os.getppid()}"]  # it ends when its root has ended
-    try:
+    with contextlib.suppress(SystemExit):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit:
-        pass
     os._exit(0)

@@ -136,9 +136,14 @@ def test_large_values_come_back_although_the_budget_outside_is_used_up():
 def test_interrupting_while_arguments_are_sent_leaves_nothing(tmp_path):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     argument = np.zeros(2**26)  # 512 MiB
-    threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    # The second is for one that came while Python ran a destructor, where exceptions are ignored.
+    timers = [threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)) for seconds in (2, 20)]
+    for timer in timers:
+        timer.start()
     with pytest.raises(KeyboardInterrupt):
         run(lambda array: time.sleep(100), argument)
+    for timer in timers:
+        timer.cancel()
 
 
 # --- the process

@@ -31,8 +31,8 @@ class Collections:
     """What Python's collector has freed since the last step began: bytes of tensors.
 
     It also runs by itself, whenever enough objects were made, and be it for an error's traceback: the garbage that filled
-    the budget may be gone before a census can find it. What is freed only when the collection is over, as happens within
-    nested deallocations, is missed.
+    the budget may be gone before a census can find it. What the collector lets go of and is freed only a moment later is
+    missed.
     """
 
     def __init__(self, gauge):

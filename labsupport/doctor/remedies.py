@@ -132,14 +132,15 @@ def _packed(tree):
     import tensorflow as tf
 
     flat = tf.nest.flatten(tree)
-    pairs = [_as_bytes(array) for array in flat]
+    arrays, scales = zip(*map(_as_bytes, flat))
+    dtypes = [getattr(array, "dtype", None) for array in flat]
 
     def back(packed):
-        parts = zip(tf.nest.flatten(packed), flat, (scale for _, scale in pairs))
-        numbers = [part if scale is None else tf.cast(part, array.dtype) / scale for part, array, scale in parts]
+        parts = zip(tf.nest.flatten(packed), dtypes, scales)
+        numbers = [part if scale is None else tf.cast(part, dtype) / scale for part, dtype, scale in parts]
         return tf.nest.pack_sequence_as(packed, numbers)
 
-    return tf.nest.pack_sequence_as(tree, [array for array, _ in pairs]), back
+    return tf.nest.pack_sequence_as(tree, arrays), back
 
 
 def _bytes_in_slices():

@@ -228,9 +228,8 @@ class Census(Struct, frozen=True):
     process: int | None = None
 
 
-EVALUATES = (
-    "evaluate(), "  # how the name of an interval begins in which a model was evaluated, fit()'s validation included
-)
+# How the name of an interval begins in which a model was evaluated, fit()'s validation included.
+EVALUATES = "evaluate(), "
 
 
 class Interval(Struct, frozen=True):

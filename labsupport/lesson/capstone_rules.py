@@ -364,9 +364,9 @@ def _buffers(bench):
         return max((more - less) / (many - few) / bench.image for less, more in zip(*held))
 
     def growth(name, data_of):
-        """On a busy machine more may happen to be in work; what is kept is there again: a figure a little too high is taken twice."""
+        """On a busy machine more may happen to be in work; what is kept is there again: a figure below that of all images is taken twice."""
         found, most = once(name, data_of), FAULTS["decoded buffer"].most
-        near = any(most < figure < 2 * most for figure in (found, found - bench.loaded))
+        near = any(most < figure < 1 for figure in (found, found - bench.loaded))
         return min(found, once(name, data_of)) if near else found
 
     pipeline = growth("make_pipeline", lambda number: bench.dataset("make_pipeline", bench.synthetic(number)))
