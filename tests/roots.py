@@ -18,11 +18,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from labsupport.ground import nursery
-from labsupport.ground.budget import Budget, child_environment
+from labsupport.ground.budget import NO_ONEDNN, Budget, child_environment
 
 FOLDER = "LABSUPPORT_TESTS_ROOTS"  # environment variable: where their sockets are
 _READ_WHILE_LOADING = ("TF_", "XLA_", "KERAS_", "CUDA", "OMP_", "ONEDNN", "MALLOC_", "LD_", "PYTHON")
@@ -34,7 +33,7 @@ def plant(folder):
     """Begin the roots of a test run: of kernels, and of arms with and without oneDNN. Returns the processes; they end with this one."""
     os.environ[FOLDER] = str(folder)
     arm = child_environment(Budget.of(None, "2 GiB"), {})
-    environments = {"kernel": dict(os.environ), "nursery": arm, "without": arm | {"TF_ENABLE_ONEDNN_OPTS": "0"}}
+    roots = [("kernel", dict(os.environ)), ("nursery", arm), ("nursery", arm | NO_ONEDNN)]
     return [
         subprocess.Popen(
             [sys.executable, "-P", "-c", _START, str(Path(__file__).parent), str(_address(kind, environment)), kind],
@@ -42,14 +41,13 @@ def plant(folder):
             stdin=subprocess.PIPE,  # closed when this process ends
             start_new_session=True,
         )
-        for kind, environment in environments.items()
+        for kind, environment in roots
     ]
 
 
 def _address(kind, environment):
     read = sorted(item for item in environment.items() if item[0].startswith(_READ_WHILE_LOADING))
     own = [item for item in read if item[0] not in nursery.OF_ONE_ARM]
-    kind = "kernel" if kind == "kernel" else "nursery"
     return Path(os.environ[FOLDER]) / f"{kind}-{hashlib.sha256(repr(own).encode()).hexdigest()[:16]}"
 
 
@@ -106,10 +104,8 @@ def share_kernels():
         connection = _connected("kernel", env)
         if connection is None or command[1:3] != ["-m", "ipykernel_launcher"]:
             return original(command, stdin, stdout, stderr, env, independent, cwd, **more)
-        request = msgspec.msgpack.encode({"argv": command[2:], "environment": env, "folder": str(cwd or os.getcwd())})
-        with connection:
-            socket.send_fds(connection, [_SIZE.pack(len(request))], [1, 2])
-            connection.sendall(request)
+        with connection, open(os.devnull) as nothing:
+            nursery.send(connection, [nothing.fileno(), 1, 2], env, str(cwd or os.getcwd()), argv=command[2:])
             return _forked(connection)
 
     local_provisioner.launch_kernel = launch
@@ -155,20 +151,10 @@ def _load_for_kernels():
 
 
 def _be_kernel(connection):
-    import numpy
-
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.unfreeze()
-    numpy.random.seed()
-    head, streams, _, _ = socket.recv_fds(connection, _SIZE.size, 2)
-    request = msgspec.msgpack.decode(connection.recv(*_SIZE.unpack(head), socket.MSG_WAITALL))
+    request, streams = nursery.receive(connection)
     connection.close()
-    for place, descriptor in enumerate(streams, 1):
-        os.dup2(descriptor, place)
-        os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
+    nursery.settle(request, streams)
     sys.path[:] = [place for place in sys.path if place != str(Path(__file__).parent)]
     sys.modules.pop("roots")
     module, *arguments = request["argv"]

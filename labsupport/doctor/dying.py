@@ -133,10 +133,10 @@ def _in_a_pipeline(interval):
 
 def fragmentation(death):
     """Room enough, but in pieces."""
-    used, budget = in_use(death.result), death.result.budget
-    free = 0 if used is None else budget - used
-    lies_between = used is not None and used > _ROUNDING * budget
-    if lies_between and death.wanted and death.wanted < free - _ROUNDING * budget and free > _SCATTERED * budget:
+    used, budget = in_use(death.result) or 0, death.result.budget
+    free, rounding = budget - used, _ROUNDING * budget
+    lies_between = used > rounding
+    if lies_between and death.wanted and death.wanted < free - rounding and free > _SCATTERED * budget:
         sentence = (
             f"{mib(free)} of the budget were free, yet {mib(death.wanted)} found no place: "
             "the free pieces do not lie together"

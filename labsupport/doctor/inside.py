@@ -15,6 +15,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+from labsupport.doctor.wrapping import quietly  # which needs no more than the standard library either
+
 _LOOK_SECONDS = 0.5  # between two looks at what a long call of the script buffers: two looks tell that it is long
 
 
@@ -27,19 +29,6 @@ def begin(settings):
     visit = _Visit(settings)
     sys.meta_path.insert(0, _WithTensorflow(visit))
     atexit.register(visit.end)  # the first one registered is called last, when the script's threads have ended, too
-
-
-def _quietly(method):
-    """A method that never raises into the script."""
-
-    @functools.wraps(method)
-    def safe(*args):
-        try:
-            return method(*args)
-        except Exception:  # no memory left, say, or a pipe that nobody reads
-            return None
-
-    return safe
 
 
 def _resident():
@@ -118,19 +107,19 @@ class _Visit:
                 self._inside = False
                 self._add(before)
 
-    @_quietly
+    @quietly
     def ready(self):
         """In the kernel of a notebook, before its first cell: what the kernel took for itself is not the notebook's."""
         self._add((self._base, 0))
 
-    @_quietly
+    @quietly
     def _sizes(self):
         from labsupport.ground.budget import lift_process_limit, process_status
 
         lift_process_limit()
         return _resident(), process_status("VmData") or 0
 
-    @_quietly
+    @quietly
     def _add(self, before):
         from labsupport.ground.budget import Budget
 
@@ -142,7 +131,7 @@ class _Visit:
             self._tell_start()
         Budget(*self._settings["budget"]).limit_process(self._settings["private"] + self._private)
 
-    @_quietly
+    @quietly
     def before_tensorflow(self):
         from labsupport.ground.budget import Budget
 
@@ -174,7 +163,7 @@ class _Visit:
         if remedy.library == library:
             remedy.apply()
 
-    @_quietly
+    @quietly
     def after_tensorflow(self, tf):
         """Install the probes; the counters come with TensorFlow's devices, which the script may still set up."""
         if self._elsewhere():
@@ -214,13 +203,13 @@ class _Visit:
 
         context.Context.ensure_initialized = ensure_initialized
 
-    @_quietly
+    @quietly
     def after_keras(self, keras):
         """The probes are there already, where it is TensorFlow that Keras runs on."""
         if self._probe is not None:
             self._probe.see_keras(keras)
 
-    @_quietly
+    @quietly
     def _devices_made(self, tf, budget, device):
         if self._elsewhere():
             return
@@ -248,7 +237,7 @@ class _Visit:
         block = recorded()
         self._recording = block, block.__enter__()
 
-    @_quietly
+    @quietly
     def _sample(self):
         self._gauge.keep_sampling(self._look_sometimes)
 
@@ -257,7 +246,7 @@ class _Visit:
             self._looked = time.monotonic()
             self._probe.look_between()
 
-    @_quietly
+    @quietly
     def end(self, failed=True):
         """The script's code, its threads and its own exit handlers have ended. failed: whether its last error ended it."""
         if self._ended:
@@ -287,28 +276,25 @@ class _Visit:
             raised = sys.modules["labsupport.doctor.cells"].told(raised)
         self._sender.send(End(seconds, figures, raised))
 
-    @_quietly
+    @quietly
     def _last_look(self, error):
         from labsupport.doctor.alive import uncollected
         from labsupport.doctor.names import own
 
-        with uncollected():  # what waits for the collector is to be counted
-            self._look(error, own)
-
-    def _look(self, error, own):
         frames, trace = [], getattr(error, "__traceback__", None)
         while trace is not None:
             frames.append(trace.tb_frame)
             trace = trace.tb_next
-        if error is not None:
-            self._probe.note_failure()
-        self._probe.end()
-        self._probe.unseen = _other_libraries()
-        if self._recording is not None:
-            block, seen = self._recording
-            block.__exit__(None, None, None)
-            self._probe.name_holders(seen)
-        self._probe.take_census([frame for frame in frames if own(frame.f_code)])
+        with uncollected():  # what waits for the collector is to be counted
+            if error is not None:
+                self._probe.note_failure()
+            self._probe.end()
+            self._probe.unseen = _other_libraries()
+            if self._recording is not None:
+                block, seen = self._recording
+                block.__exit__(None, None, None)
+                self._probe.name_holders(seen)
+            self._probe.take_census([frame for frame in frames if own(frame.f_code)])
 
 
 def _stay_out_of_graphs():

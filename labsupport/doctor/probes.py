@@ -84,7 +84,7 @@ class Probe:
         self._ignored = set()
         self._holders = []
         self.unseen = []  # see Facts
-        self._known = weakref.WeakSet()  # the tf.functions met so far
+        self._known = weakref.WeakKeyDictionary()  # tf.function: Function
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
@@ -208,15 +208,14 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
-        python = function.python_function
-        code = _code(inspect.unwrap(python))
-        if code not in self._functions:
-            self._functions[code] = _described(python)
-        noted = self._functions[code]
-        noted.calls += 1
-        if function not in self._known:
-            self._known.add(function)
+        noted = self._known.get(function)
+        if noted is None:
+            code = _code(inspect.unwrap(function.python_function))
+            if code not in self._functions:
+                self._functions[code] = _described(function.python_function)
+            noted = self._known[function] = self._functions[code]
             noted.instances += 1
+        noted.calls += 1
         before = function.experimental_get_tracing_count()
         self._calling = f"{EVALUATES * self._evaluating}tf.function {noted.name} ({noted.place})"
         if not self._tape_open:

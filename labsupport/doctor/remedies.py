@@ -155,14 +155,12 @@ def _bytes_of_arrays():
     """Inputs of fit() and of from_tensor_slices()."""
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    ways_back = {}  # id of an adapter that lives as long as its fit()
-
     def made(init, adapter, x, *args, **more):
-        packed, ways_back[id(adapter)] = _packed(x)
+        packed, adapter.way_back = _packed(x)
         init(adapter, packed, *args, **more)
 
     def read(dataset, adapter):
-        back = ways_back[id(adapter)]
+        back = adapter.way_back
         return dataset(adapter).map(lambda x, *others: (back(x), *others))
 
     wrap(ArrayDataAdapter, "__init__", made)

@@ -59,9 +59,7 @@ class Nursery:
 
     def ask(self, environment, theirs):
         """Hand over the other ends of an arm's pipes. Raises OSError if the nursery has gone."""
-        request = msgspec.msgpack.encode({"environment": environment, "folder": os.getcwd(), "umask": _umask()})
-        socket.send_fds(self._socket, [_SIZE.pack(len(request))], theirs)
-        self._socket.sendall(request)
+        send(self._socket, theirs, environment, os.getcwd())
 
     def leave(self):
         """It ends when it has answered what it was asked."""
@@ -151,10 +149,9 @@ def serve(asked, loaded):
     """Fork an arm for each request that comes by the socket, until its other end is closed. loaded: of load()."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children here: their parent is elsewhere
     while True:
-        head, theirs, _, _ = socket.recv_fds(asked, _SIZE.size, len(Ends._fields))
-        if not head:
+        request, theirs = receive(asked)
+        if request is None:
             os._exit(0)
-        request = msgspec.msgpack.decode(asked.recv(*_SIZE.unpack(head), socket.MSG_WAITALL))
         if os.fork() == 0:
             asked.close()
             _be_born(request, theirs, loaded)
@@ -207,10 +204,24 @@ def _touch(files):
         np.frombuffer((ctypes.c_char * (pages * page)).from_address(address), np.uint8)[::page].sum()
 
 
-def _be_born(request, theirs, loaded):
-    """In the fork: become what a fresh process with this environment would be, then the arm."""
-    from labsupport.ground import child
+def send(connection, descriptors, environment, folder, **more):
+    """Ask for a process with this environment, folder and these descriptors, and with this process's umask."""
+    request = {"environment": environment, "folder": folder, "umask": _umask(), **more}
+    message = msgspec.msgpack.encode(request)
+    socket.send_fds(connection, [_SIZE.pack(len(message))], descriptors)
+    connection.sendall(message)
 
+
+def receive(connection):
+    """(request, descriptors) of what the other end has sent; (None, []) when it is closed."""
+    head, descriptors, _, _ = socket.recv_fds(connection, _SIZE.size, len(Ends._fields))
+    if not head:
+        return None, []
+    return msgspec.msgpack.decode(connection.recv(*_SIZE.unpack(head), socket.MSG_WAITALL)), descriptors
+
+
+def settle(request, streams):
+    """In a fork: become what a fresh process would be that was asked for so; streams: its input, output and error."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(request["umask"])
     os.environ.clear()
@@ -218,9 +229,16 @@ def _be_born(request, theirs, loaded):
     tempfile.tempdir = None  # it remembers TMPDIR
     with contextlib.suppress(OSError):
         os.chdir(request["folder"])
-    for place, descriptor in enumerate(theirs[:3]):
+    for place, descriptor in enumerate(streams):
         os.dup2(descriptor, place)
         os.close(descriptor)
     if numpy := sys.modules.get("numpy"):  # or all arms would draw the same; Python's own generator sees to it itself
         numpy.random.seed()
+
+
+def _be_born(request, theirs, loaded):
+    """In the fork: the arm."""
+    from labsupport.ground import child
+
+    settle(request, theirs[:3])
     child.main(*theirs[3:], prepare=lambda: _touch(loaded))
