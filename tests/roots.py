@@ -8,6 +8,7 @@ Only for tests: what a learner starts loads everything itself.
 import contextlib
 import gc
 import hashlib
+import itertools
 import os
 import runpy
 import select
@@ -95,10 +96,12 @@ def share_nurseries():
 
 
 def share_kernels():
-    """From now on Jupyter kernels that this process starts come from the roots."""
+    """From now on Jupyter kernels that this process starts come from the roots, each with ports of this test worker."""
+    from jupyter_client import connect
     from jupyter_client.provisioning import local_provisioner
 
     original = local_provisioner.launch_kernel
+    connect.LocalPortCache.find_available_port = _port_of_this_worker
 
     def launch(command, stdin=None, stdout=None, stderr=None, env=None, independent=False, cwd=None, **more):
         connection = _connected("kernel", env)
@@ -109,6 +112,27 @@ def share_kernels():
             return _forked(connection)
 
     local_provisioner.launch_kernel = launch
+
+
+def _ports():
+    """Ports of this test worker, round and round, outside of those that systems give to connections (from 32768 on).
+
+    Jupyter asks for any free port and lets go of it until the kernel takes it, and another may be quicker.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = range(10_000 + number, 32_768, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+    start = os.getpid() % len(own)  # two test runs on one machine
+    return itertools.cycle((*own[start:], *own[:start]))
+
+
+_own_ports = _ports()
+
+
+def _port_of_this_worker(cache, ip):
+    for port in _own_ports:
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind((ip, port))
+            return port
 
 
 def main(address, kind):

@@ -572,7 +572,7 @@ def tidy(paths):
 # %% [markdown]
 # **2.** Sometimes only decoded images can be shuffled. Then size the buffer by bytes: return the largest number of
 # images for `shuffle` between `map` and `batch` with which the peak stays within `budget_mib`. It is tried with two
-# sizes of images and batches, each batch followed by a pause.
+# sizes of images and batches, one batch computed ahead (`prefetch(1)`) and a pause after each.
 
 
 # %%
