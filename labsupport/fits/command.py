@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 
 _MOST_ROWS = 8  # of the table of parts
+_LEAST_SAVING = 0.02  # of the step: predictions are no nearer than that to what is measured
 
 
 def add_command(commands, see_lab):
@@ -140,12 +141,16 @@ def _tell_plan(prediction, changes, see_lab, console):
     from labsupport.ground.budget import mib
 
     console.print("\nWhat each change would save, by prediction:")
+    least = prediction.level * _LEAST_SAVING
     for change in changes:
         if change.level is None:
             words = f"not predicted: {change.why}"
         else:
             saved = prediction.level - change.level
-            words = f"{mib(abs(saved))} {'less' if saved >= 0 else 'more'}, {mib(change.level)} in all"
+            less = (
+                f"{mib(saved)} less" if saved > least else f"{mib(-saved)} more" if saved < -least else "much the same"
+            )
+            words = f"{less}, {mib(change.level)} in all"
         console.print(f"  {change.words}: {words}; {see_lab(change.lab)}", markup=False)
 
 

@@ -66,7 +66,7 @@ def _shape(op, place, given, known, attributes):
         whole = list(parts[0])
         whole[axis] = sum(part[axis] for part in parts)
         return tuple(whole)
-    if op in _BINARY or op in ELEMENTWISE or len(shapes_in) == 1 and _keeps(op):
+    if op in _BINARY or op in ELEMENTWISE or op == "SelectV2" or len(shapes_in) == 1 and _keeps(op):
         try:
             return tuple(np.broadcast_shapes(*shapes_in))
         except ValueError:

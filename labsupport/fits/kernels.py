@@ -28,6 +28,8 @@ ELEMENTWISE = set(
 _UNMOVED = set(
     "Cast Tile BroadcastTo Transpose ConjugateTranspose Pad PadV2 ConcatV2 Concat Pack Slice StridedSlice".split()
 )
+# They put the gradient of the logits where those were (forward_input_or_allocate_output in xent_op.cc, sparse_xent_op.cc).
+_CROSS_ENTROPY = {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
 _REDUCTIONS = set("Sum Mean Max Min Prod All Any EuclideanNorm".split())
 # Views of rows of their input, where those lie on 64-byte borders (split_op.cc, unpack_op.cc, strided_slice_op.cc).
 ROWS = {"Slice", "StridedSlice", "Split", "SplitV", "Unpack"}
@@ -93,9 +95,11 @@ def dense_filters(op, given, made, attributes):
 _FILTER_GRADIENTS = {"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"}
 
 
-def may_write_into(node, graph):
-    """Places of the inputs that a node's first output can be written into, if nobody else will read them."""
-    if node.op not in ELEMENTWISE or not node.outputs:
+def may_write_into(node, graph, output=0):
+    """Places of the inputs that an output of a node can be written into, if nobody else will read them."""
+    if node.op in _CROSS_ENTROPY and output == 1:
+        return [0]
+    if node.op not in ELEMENTWISE or output != 0 or not node.outputs:
         return []
     made = node.outputs[0]
     return [

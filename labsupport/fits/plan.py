@@ -28,7 +28,11 @@ def changes(wanted):
                 replace(wanted.with_batch(half), accumulate=2),
             ),
             ("plain SGD", "where_memory_goes", replace(wanted, optimizer="sgd")),
-            ("all layers but the last frozen", "shapes_and_layers", replace(wanted, frozen=True)),
+            (
+                "all layers but the last frozen, where they have learnt already",
+                "shapes_and_layers",
+                replace(wanted, frozen=True),
+            ),
         ]
     in_file = isinstance(wanted.what, str) and wanted.what.endswith(".keras")  # where each layer's dtype stands
     if wanted.precision is None and not in_file:

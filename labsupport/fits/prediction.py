@@ -248,6 +248,8 @@ def rows(walk, trace):
             else _kind(tell, block, graph.nodes[made_by.node])
         )
         name = kinds.operation(block) if made_by.variable is None else made_by.variable.name
+        if graph.nodes[made_by.node].op == "Const":
+            name = f"a constant of the graph, {name}"
         layer = name.rpartition("/")[0] if made_by.variable is not None else layer_of(name, trace.layers)
         entry = sums[kind, None, layer, name, block.shape, block.dtype]
         entry[0] += made_by.chunk

@@ -141,6 +141,8 @@ def _of_model(model, wanted):
     import keras
 
     if wanted.frozen:
+        if _own_step(model):
+            raise CannotPredict("the model's own train_step decides what it trains")
         for layer in model.layers[:-1]:
             layer.trainable = False
     inputs, outputs = _ends(model, wanted)
@@ -209,7 +211,12 @@ def _compile(model, wanted):
         loss = _SPARSE_LOSS if isinstance(wanted.what, str) and not wanted.what.endswith(".keras") else "mse"
     if model.compiled and optimizer is had and wanted.loss is None:
         return
-    model.compile(optimizer=optimizer, loss=loss)
+    try:
+        model.compile(optimizer=optimizer, loss=loss)
+    except TypeError as error:
+        raise CannotPredict(
+            f"{model.name} has a compile() of its own ({error}): give it another optimizer there"
+        ) from None
 
 
 def _own_step(model):

@@ -228,14 +228,13 @@ class Walk:
             return self._buffers[node.inputs[place]]
         if kernels.rows_of(node, graph):
             return self._buffers[node.inputs[1 if node.op == "Split" else 0]]
-        if place == 0:
-            view = kernels.view_of(node, graph)
-            if view is not None:
-                return self._buffers[node.inputs[view]]
-            for over in kernels.may_write_into(node, graph):
-                block = self._buffers[node.inputs[over]]
-                if block is not None and block.users == 1 and block.size == tensor.size:
-                    return block
+        view = kernels.view_of(node, graph) if place == 0 else None
+        if view is not None:
+            return self._buffers[node.inputs[view]]
+        for over in kernels.may_write_into(node, graph, place):
+            block = self._buffers[node.inputs[over]]
+            if block is not None and block.users == 1 and block.size == tensor.size:
+                return block
         return self._take(tensor.size, number, tensor)
 
     def _update(self, node, number):
