@@ -6,6 +6,7 @@ from functools import cached_property
 from types import SimpleNamespace
 
 from labsupport.fits.graph import Graph, Node, Tensor
+from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.step import Wanted, made
 from labsupport.fits.traced import traced
 from labsupport.fits.walk import Walk
@@ -196,7 +197,13 @@ def predict(
 
 
 def predicted(wanted, batches=(), progress=None):
-    """The Prediction of a Wanted."""
+    """The Prediction of a Wanted. Raises CannotPredict."""
+    import keras
+
+    if keras.__version__.startswith("2."):
+        raise CannotPredict(
+            f"steps of Keras 3 are predicted, of TensorFlow 2.16 and later; this is Keras {keras.__version__}"
+        )
     source = Source(wanted, progress)
     walk, trace = source.walk(wanted.batch)
     line = {batch: source.level(batch) for batch in batches or [wanted.batch]}

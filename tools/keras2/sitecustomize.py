@@ -1,0 +1,32 @@
+"""What is only spelt otherwise in Keras 2. A Python whose path has this folder reads it when it starts (tools/releases.py)."""
+
+import importlib.abc
+import importlib.util
+import sys
+
+
+class _Keras(importlib.abc.MetaPathFinder):
+    """Finds keras once, to go on when it has been loaded."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "keras":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (load(module), _bridge(module))
+        return spec
+
+
+def _bridge(keras):
+    if not keras.__version__.startswith("2."):
+        return
+    keras.utils.clear_session = keras.backend.clear_session
+    keras.utils.PyDataset = keras.utils.Sequence
+    keras.optimizers.Optimizer.apply = lambda self, gradients, variables: self.apply_gradients(
+        zip(gradients, variables)
+    )
+
+
+sys.meta_path.insert(0, _Keras())
