@@ -7,7 +7,7 @@
 # make looks   photograph every lab in JupyterLab, light and dark, into build/looks   (NAMES=01_image_stacking for one)
 # make bench   what measuring costs
 # make zoo     how good predictions are: models measured and predicted, data/recorded/zoo.csv; hours   (ARGS=--tell for its figures)
-# make releases  the verdicts under eight releases of TensorFlow, data/recorded/releases.json; hours   (ARGS="--releases 2.15 --labs 08_loop_accumulation")
+# make releases  the verdicts under other releases of TensorFlow, data/recorded/releases.json; hours   (ARGS="--releases 2.15 --labs 08_loop_accumulation")
 # make rehearsal  a class of simulated learners on this machine: time, memory, data/recorded/classroom.csv   (ARGS="--learners 1 8")
 # make chaos   arms that misbehave in every way, two at a time; nothing may be left (ARGS="--arms 1000")
 # make newest  with the newest versions in place of the pinned ones, in an environment of their own: which verdicts changed, then the tests

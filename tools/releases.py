@@ -2,7 +2,7 @@
 
 A release has an environment of its own in build/releases, in which the committed notebooks run as they are, cell after
 cell up to the last verdict, also past one that fails. What a lab's claims came to there, with their figures, or why
-there is no verdict, goes into data/recorded/releases.json after each lab.
+there is no verdict, goes into data/recorded/releases.json after each lab; `tools/report.py --readme` makes page and picture of it.
 """
 
 import argparse
@@ -19,12 +19,14 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from releases_table import NONE
+from report import verdicts
 
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.ledger import is_entry
 
 ROOT = Path(__file__).parents[1]
-RELEASES = ("2.12", "2.15", "2.16", "2.18", "2.19", "2.20", "2.21", "newest")
+# Beside the pinned one, of which the committed notebooks tell.
+RELEASES = ("2.12", "2.15", "2.16", "2.18", "2.19", "2.20", "newest")
 _CELL_SECONDS = 300  # for what takes a tenth of it; a cell that hangs under an old release ends there
 # Keras as it was in the month of a release (PyPI's dates); before 2.16 it has TensorFlow's own number.
 _KERAS = {"2.16": "3.1", "2.18": "3.6", "2.19": "3.9", "2.20": "3.11"}
@@ -72,8 +74,8 @@ def versions(python):
 def run(path, python):
     """{claim: {"verdict", "figures"} or {"verdict": NONE, "why"}} of a lab that runs in another environment."""
     book = nbformat.read(path, as_version=4)
-    verdicts = [number for number, cell in enumerate(book.cells) if "lab.verdict(" in cell.source]
-    del book.cells[verdicts[-1] + 1 :]  # exercises judge a learner, and no claim
+    judging = [number for number, cell in enumerate(book.cells) if "lab.verdict(" in cell.source]
+    del book.cells[judging[-1] + 1 :]  # exercises judge a learner, and no claim
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         # What a lab tells the ledger is told before a verdict is held against the text, which belongs to one release.
@@ -119,15 +121,13 @@ def record(release, notebooks):
         row["claims"] |= found
         releases_table.write({**releases_table.read(), release: row})
         print(release, path.stem, {claim: facts["verdict"] for claim, facts in found.items()}, flush=True)
-    releases_table.draw(releases_table.read())
 
 
 def against_record(python, notebooks):
-    """Run labs with another environment's Python and print which verdicts changed since the newest recorded release."""
-    table = releases_table.read()
-    before = {claim: facts for row in table.values() for claim, facts in row["claims"].items()}
-    if "newest" in table:
-        before = table["newest"]["claims"]
+    """Run labs with another environment's Python and print which verdicts changed since the committed notebooks."""
+    before = releases_table.with_committed([entry for path in notebooks for entry in verdicts(path)])["committed"][
+        "claims"
+    ]
     now = {}
     for path in notebooks:
         now |= run(path, python)

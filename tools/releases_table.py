@@ -1,6 +1,7 @@
 """Verdicts through the releases as a page and a picture, from data/recorded/releases.json, which releases.py writes."""
 
 import json
+import re
 from pathlib import Path
 
 from labsupport.lesson.claims import SIGNS, claims, figures_text
@@ -16,6 +17,16 @@ _COLOURS = {"holds": GOOD.colour, "partly": HALF.colour, "fails": BAD.colour}
 def read():
     """{release: {"versions": {package: version}, "claims": {claim: {"verdict": …, "figures" or "why": …}}}} as committed."""
     return json.loads(TABLE.read_text()) if TABLE.exists() else {}
+
+
+def with_committed(ledger):
+    """The recorded rows and that of the committed notebooks, which ran with the pinned versions. ledger: what report.verdicts() gives."""
+    pinned = dict(
+        re.findall(r"^(tensorflow|keras)==([\d.]+)", (RECORDED.parents[1] / "requirements.txt").read_text(), re.M)
+    )
+    row = {entry["id"]: {"verdict": entry["verdict"], "figures": entry["figures"]} for entry in ledger}
+    others = {name: other for name, other in read().items() if other["versions"]["tensorflow"] != pinned["tensorflow"]}
+    return {**others, "committed": {"versions": pinned, "claims": row}}
 
 
 def write(table):
@@ -58,8 +69,8 @@ def page(table):
         "# Verdicts through the releases",
         "",
         "Advice was often true once. Each column is a release of TensorFlow in which the labs of this course ran as they",
-        f"are; the figures are of one run each, on a CPU. {len(judged)} of {len(claims())} claims so far. Made from [releases.json](recorded/releases.json), which",
-        "`make releases` records, by `tools/report.py --readme`, never by hand.",
+        "are; the figures are of one run each, on a CPU. Made from the committed notebooks, and for other releases from",
+        "[releases.json](recorded/releases.json), which `make releases` records, by `tools/report.py --readme`, never by hand.",
         "",
         "![Verdicts by claim and release](recorded/releases.svg)",
         "",

@@ -175,7 +175,7 @@ def _with(text, name, part):
 
 def update_readme(ledger, only_check):
     """Write what is made from notebooks and zoo, and the README's picture; or, to check, exit with a message where it has drifted."""
-    zoo = zoo_table.read()
+    zoo, releases = zoo_table.read(), releases_table.with_committed(ledger)
     parts = {
         README: ("verdicts", surprises(ledger)),
         PAGES / "labs.md": ("labs", list_of_labs()),
@@ -183,7 +183,7 @@ def update_readme(ledger, only_check):
         ROOT / "tools" / "classroom" / "TEACHING.md": ("rehearsal", rehearsal.table()),
     }
     new = {path: _with(path.read_text(), *part) for path, part in parts.items()}
-    new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo), RELEASES: releases_table.page(releases_table.read())}
+    new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo), RELEASES: releases_table.page(releases)}
     drifted = [path.name for path, text in new.items() if not path.exists() or path.read_text() != text]
     if only_check:
         if drifted:
@@ -191,6 +191,7 @@ def update_readme(ledger, only_check):
         return
     for path, text in new.items():
         path.write_text(text)
+    releases_table.draw(releases)
     picture = next(entry["picture"] for entry in ledger if entry["id"] == "C01")
     (ROOT / "labs" / "images" / "side_by_side.png").write_bytes(base64.b64decode(picture))
 
