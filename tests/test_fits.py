@@ -260,6 +260,22 @@ def test_the_way_back_of_a_loop_is_known():
     assert 0 < prediction.lowest <= prediction.level
 
 
+def test_tensors_are_compared_by_their_numbers():
+    """As in a tf.function; a mask hangs on it, and a recomputation that waits for the way back."""
+    import tensorflow as tf
+
+    from labsupport.fits.prediction import predicted
+    from labsupport.fits.step import Wanted
+
+    def masked(x, y):
+        return tf.reduce_sum(tf.where((x == 0) & (y != 0), x, y))
+
+    wide = ((1024,), "float32")
+    prediction = predicted(Wanted(masked, 256, input=(wide,), target=(wide,)))
+    _, trace = prediction.source.walk(256)
+    assert {"Equal", "NotEqual"} <= {node.op for node in trace.graph.nodes}
+
+
 def two_outputs():
     import keras
     from keras import layers

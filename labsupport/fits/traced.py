@@ -40,7 +40,8 @@ def traced(make):
     with outer.as_default(), _noting_optimizers() as noted:
         try:
             step, specs, layers = make()
-            concrete = tf.function(step).get_concrete_function(*specs)
+            with _comparing_numbers():
+                concrete = tf.function(step).get_concrete_function(*specs)
         except CannotPredict:
             raise
         except Exception as error:
@@ -78,6 +79,31 @@ def _keep_unread(graph, source, held):
                 name, "Placeholder", outputs=[Tensor(tuple(tensor.shape.as_list()), tensor.dtype.name)]
             )
             graph.held[value] = name
+
+
+@contextlib.contextmanager
+def _comparing_numbers():
+    """`==` and `!=` of tensors in a tf.function compare their numbers; inside a graph such as ours they would ask whether both are one object.
+
+    Masks depend on it, and tf.recompute_grad, which waits for the way back by it.
+    """
+    import tensorflow as tf
+
+    before = {"__eq__": tf.Tensor.__eq__, "__ne__": tf.Tensor.__ne__}
+
+    def comparing(name, compare):
+        def compared(one, other):
+            if other is None or not getattr(one.graph, "building_function", False):
+                return before[name](one, other)
+            return compare(one, other)
+
+        return compared
+
+    tf.Tensor.__eq__, tf.Tensor.__ne__ = comparing("__eq__", tf.equal), comparing("__ne__", tf.not_equal)
+    try:
+        yield
+    finally:
+        tf.Tensor.__eq__, tf.Tensor.__ne__ = before.values()
 
 
 @contextlib.contextmanager
@@ -181,9 +207,11 @@ def _simplified(item, remapping):
 
 def _untraceable(error):
     """One sentence on why a step cannot be traced, and what to do."""
-    kind, text = type(error).__name__, _COLOUR.sub("", str(error)).partition("\n\nArguments received by")[0].strip()
+    kind, text = type(error).__name__, _COLOUR.sub("", str(error)).partition("Arguments received by")[0].strip()
     why = text.splitlines()[-1].strip() if text else ""
-    if any(word in text for word in ("numpy()", "'numpy'", "NumPy", "__array__", "EagerTensor", "eager execution")):
+    if "custom_gradient decorator" in text:
+        advice = "fit() ends in the same way: in a tf.function, what is recomputed takes no keyword arguments such as training=True"
+    elif any(word in text for word in ("numpy()", "'numpy'", "NumPy", "__array__", "EagerTensor", "eager execution")):
         advice = "it asks a tensor for its numbers while it is traced: use TensorFlow's operations, or measure it with labsupport.run()"
     else:
         advice = "make it run inside a tf.function, or measure it with labsupport.run()"
