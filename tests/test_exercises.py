@@ -2,7 +2,7 @@
 
 import pytest
 
-from labsupport.lesson.exercises import EXERCISE_MIME, NotYet, exercise
+from labsupport.lesson.exercises import EXERCISE_MIME, NotYet, exercise, try_out_once
 
 
 @pytest.fixture
@@ -68,3 +68,18 @@ def test_an_interrupt_is_no_wrong_answer(shown):
     with pytest.raises(KeyboardInterrupt):
         halved(raises(KeyboardInterrupt()))
     assert shown == []
+
+
+def test_the_labs_own_code_is_measured_again_only_when_it_is_other_code(monkeypatch):
+    runs = []
+    monkeypatch.setattr("labsupport.lesson.exercises.try_out", lambda function, *args: runs.append(function(*args)))
+    notebook = {"__name__": "__main__"}
+
+    def cell(code):
+        exec(code, notebook)
+        try_out_once(notebook["own"], 2)
+
+    exec("def part(x): return x", notebook)
+    for code in ("def own(x): return part(x)", "own", "def own(x): return part(x)", "def part(x): return 5 * x"):
+        cell(code)
+    assert runs == [2, 10]

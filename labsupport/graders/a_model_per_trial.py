@@ -5,7 +5,7 @@ import functools
 import gc
 
 from labsupport.ground.meter import phase
-from labsupport.lesson.exercises import exercise, try_out, untouched
+from labsupport.lesson.exercises import exercise, try_out, try_out_once, untouched
 
 
 @contextlib.contextmanager
@@ -29,31 +29,28 @@ def _traced_layers():
         keras.layers.Dense.call = original
 
 
-def _both(answer, original, candidates):
-    """In the arm: (losses of the answer, of the original, layers that each traced), or a complaint."""
+def _searched(search, candidates):
+    """In the arm: (losses of a search, how many layers it traced), or a complaint."""
     import numpy as np
 
-    with phase("yours"), _traced_layers() as mine:
-        got = answer(candidates)
+    with phase("search"), _traced_layers() as traced:
+        losses = search(candidates)
         gc.collect()
-    if untouched(got):
+    if untouched(losses):
         return "the function returns nothing yet: return the losses, as the search above does."
-    with phase("original"), _traced_layers() as theirs:
-        wanted = original(candidates)
-        gc.collect()
     try:
-        got = np.asarray(got, float)
+        return np.asarray(losses, float), len(traced)
     except (TypeError, ValueError):
-        return f"return losses (numbers in lists), and no {type(got).__name__}."
-    return got, np.asarray(wanted, float), len(mine), len(theirs)
+        return f"return losses (numbers in lists), and no {type(losses).__name__}."
 
 
 def _same_losses(answer, original, candidates, label):
-    """The arm's result, when the answer has the original's losses."""
+    """The arms' results of the answer, when it has the original's losses, and of the original."""
     import numpy as np
 
-    done = try_out(_both, answer, original, candidates, label=label)
-    got, wanted = done.value[:2]
+    mine = try_out(_searched, answer, candidates, label=label)
+    theirs = try_out_once(_searched, original, candidates, label="the search above")
+    got, wanted = mine.value[0], theirs.value[0]
     assert got.shape == wanted.shape, (
         f"the losses have the shape {got.shape}, those of the search above {wanted.shape}."
     )
@@ -63,7 +60,7 @@ def _same_losses(answer, original, candidates, label):
         f"the losses differ from those of fresh models: {got[where]:.4g} in place of {wanted[where]:.4g} in trial "
         f"{where[0] + 1}. Do weights, optimizer and its state all start anew, with the same rate and batches?"
     )
-    return done
+    return mine, theirs
 
 
 @exercise(
@@ -73,8 +70,8 @@ def _same_losses(answer, original, candidates, label):
 )
 def widths(answer, original, candidates):
     """answer(widths) trains what original(widths) trains, and leaves nothing."""
-    done = _same_losses(answer, original, candidates, "your answer to 1")
-    left, leak = done.phase("yours").added_mib, done.phase("original").added_mib
+    mine, theirs = _same_losses(answer, original, candidates, "your answer to 1")
+    left, leak = (done.phase("search").added_mib for done in (mine, theirs))
     assert left < max(1.0, 0.1 * leak), (
         f"{left:.1f} MiB stay when the search has ended, of the search above {leak:.1f}: models are still kept."
     )
@@ -87,12 +84,12 @@ def widths(answer, original, candidates):
 )
 def reused(answer, original, rates, one_model):
     """answer(rates) gives the losses of original(rates) from one model, of one_model MiB with its state, and one trace."""
-    done = _same_losses(answer, original, rates, "your answer to 2")
-    kept = done.phase("yours").held_mib
+    mine, theirs = _same_losses(answer, original, rates, "your answer to 2")
+    kept = mine.phase("search").held_mib
     assert kept < 1.5 * one_model, (
         f"{kept:.0f} MiB are kept, and one model with Adam's state has {one_model:.0f}: something is still made in the loop."
     )
-    traced, by_all = done.value[2:]
+    traced, by_all = mine.value[1], theirs.value[1]
     assert traced > 0, "no step was traced: the search above runs a tf.function, keep it one."
     assert traced <= by_all / len(rates), (
         f"the step is traced more than once: {traced} layers were traced, and {by_all / len(rates):.0f} for each trial of "

@@ -4,8 +4,10 @@ import contextlib
 import gc
 import io
 
+import numpy as np
+
 from labsupport.ground.meter import phase, reading
-from labsupport.lesson.exercises import exercise, try_out
+from labsupport.lesson.exercises import exercise, try_out, try_out_once
 
 _STEPS = 3  # before the loss changes: enough that Adam's slots matter
 
@@ -33,21 +35,9 @@ def _step(change, build, samples):
     return [b - a for a, b in zip(start, model.get_weights())], loss, int(model.optimizer.iterations)
 
 
-def _compared(answer, build, samples):
-    """In the arm: (how far a step after the answer, and its loss, are from the wanted, in parts of those; the optimizer's steps).
-
-    Or a complaint.
-    """
-    import numpy as np
-
-    with phase("wanted"):
-        wanted, loss, _ = _step(lambda model, loss: model.compile(model.optimizer, loss), build, samples)
-    gc.collect()
-    given = _step(answer, build, samples)
-    if isinstance(given, str):
-        return given
-    off = sum(float(np.abs(a - b).sum()) for a, b in zip(given[0], wanted))
-    return off / sum(float(np.abs(part).sum()) for part in wanted), abs(given[1] / loss - 1), given[2]
+def _compiled(model, loss):
+    """What the exercise asks for."""
+    model.compile(model.optimizer, loss)
 
 
 @exercise(
@@ -57,8 +47,12 @@ def _compared(answer, build, samples):
 )
 def another_loss(answer, build, samples, slots):
     """answer(model, loss) lets the model train on with another loss; of its optimizer's slots, slots MiB, there is one set."""
-    done = try_out(_compared, answer, build, samples, label="your answer to 1")
-    off, other, steps = done.value
+    done = try_out(_step, answer, build, samples, label="your answer to 1")
+    wanted, right, _ = try_out_once(_step, _compiled, build, samples, label="a step with another loss").value
+    given, loss, steps = done.value
+    off = sum(float(np.abs(a - b).sum()) for a, b in zip(given, wanted))
+    off /= sum(float(np.abs(part).sum()) for part in wanted)
+    other = abs(loss / right - 1)
     assert other < 0.01, "the loss of the next step is another one: it has to be the new one."
     assert steps == _STEPS + 1, (
         f"the optimizer has taken {steps} steps and not {_STEPS + 1}: it does not go on, it begins anew."

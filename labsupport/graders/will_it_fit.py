@@ -1,5 +1,7 @@
 """Graders of the lab on predicting whether a training step fits."""
 
+import functools
+
 import numpy as np
 
 from labsupport.ground.meter import phase
@@ -22,24 +24,33 @@ def _builder(features, units):
     return build
 
 
-def _flipped(answer):
-    """In the arm: [(what the answer gives for a model, SGD's saving at half that batch and at it)], or a word."""
+@functools.cache
+def _optimizers(features, units):
+    """The predictions for one of _MODELS with Adam and with SGD."""
     from labsupport.fits.prediction import predict
 
+    return [predict(_builder(features, units), 32, optimizer=name, loss=_LOSS) for name in ("adam", "sgd")]
+
+
+def _saving(model, batch):
+    """What SGD saves of Adam's peak at this batch."""
+    adam, sgd = _optimizers(*model)
+    return 1 - sgd.at(batch) / adam.at(batch)
+
+
+def _flipped(answer):
+    """In the arm: what the answer gives for each model, or a word."""
     found = []
     for features, units in _MODELS:
-        build = _builder(features, units)
         with phase(f"{features} features"):
-            batch = answer(build)
+            batch = answer(_builder(features, units))
         if untouched(batch):
             return "the function returns nothing yet: return a batch."
         if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1 or batch & (batch - 1):
             return f"it gives {batch!r}, and a power of two is asked for."
         if batch > 2**20:
             return f"it gives {batch:,}: that is beyond every batch that people train with."
-        adam, sgd = (predict(build, 32, optimizer=name, loss=_LOSS) for name in ("adam", "sgd"))
-        savings = [1 - sgd.at(size) / adam.at(size) for size in (max(1, batch // 2), batch)]
-        found.append((int(batch), *savings))
+        found.append(int(batch))
     return found
 
 
@@ -51,7 +62,8 @@ def _flipped(answer):
 def flips(answer):
     """answer(build) is the first power of two at which SGD saves less than a tenth of Adam's peak; nothing is built."""
     done = try_out(_flipped, answer, label="where it flips")
-    for (features, units), (batch, before, at) in zip(_MODELS, done.value):
+    for (features, units), batch in zip(_MODELS, done.value):
+        before, at = (_saving((features, units), size) for size in (max(1, batch // 2), batch))
         told = f"for a layer of {units} units over {features} numbers it gives {batch}"
         assert at < 0.1, f"{told}, where SGD saves {at:.0%}: still a tenth or more."
         assert before >= 0.1 or batch == 1, f"{told}, and at half of that SGD saves {before:.0%} already."

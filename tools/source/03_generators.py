@@ -401,9 +401,9 @@ def shuffled(paths, labels):
 # %% tags=["wrong"]
 # says: in runs
 def shuffled(paths, labels):
-    shards = tf.data.Dataset.range(4).shuffle(4)
+    shards, size = tf.data.Dataset.range(16).shuffle(16), len(paths) // 16
     whole = tf.data.Dataset.from_tensor_slices((paths, labels))
-    pairs = shards.flat_map(lambda shard: whole.skip(shard * len(paths) // 4).take(len(paths) // 4))
+    pairs = shards.flat_map(lambda shard: whole.skip(shard * size).take(size))
     return pairs.map(lambda path, label: (decode(path), label))
 
 
@@ -449,7 +449,7 @@ def rows_of(x):
 # %% tags=["wrong"]
 # says: a copy of the whole array
 def rows_of(x):
-    rows = x.tolist()
+    rows = [row.copy() for row in x]
     return tf.data.Dataset.from_generator(
         lambda: rows, output_signature=tf.TensorSpec(x.shape[1:], x.dtype)
     )
@@ -542,6 +542,6 @@ def decoded_stream(records):
 
     def pairs():
         for path, label in records():
-            yield in_graph(path), label
+            yield in_graph(tf.constant(path)), label
 
     return tf.data.Dataset.from_generator(pairs, output_signature=PAIR)

@@ -449,7 +449,7 @@ lab.verdict("C16", "fails", old_call_works=old_call_works)
 # %%
 def where_it_pays():
     # BEGIN SOLUTION
-    return {"width": 16, "depth": 100, "batch": 16384}
+    return {"width": 16, "depth": 60, "batch": 8192}
     # END SOLUTION
 
 
@@ -459,19 +459,19 @@ check.where_it_pays(where_it_pays)
 
 # %% tags=["right"]
 def where_it_pays():
-    return {"width": np.int64(24), "depth": 90, "batch": 2**13 + 1}
+    return {"width": np.int64(24), "depth": 60, "batch": 2**12 + 1}
 
 
 # %% tags=["wrong"]
 # says: weights
 def where_it_pays():
-    return {"width": 1024, "depth": 5, "batch": 32}
+    return {"width": 512, "depth": 3, "batch": 32}
 
 
 # %% tags=["wrong"]
 # says: scratch
 def where_it_pays():
-    return {"width": 16, "depth": 4, "batch": 2**17}
+    return {"width": 16, "depth": 4, "batch": 2**14}
 
 
 # %% tags=["wrong"]

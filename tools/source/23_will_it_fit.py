@@ -368,7 +368,7 @@ def flips(build):
     adam, sgd = (lab.predict(build, 32, optimizer=name, loss=LOSS) for name in ("adam", "sgd"))
     batch = 1
     while sgd.at(batch) <= 0.9 * adam.at(batch):
-        batch += 32
+        batch += 1000
     return batch
 
 
