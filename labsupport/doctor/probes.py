@@ -32,8 +32,10 @@ SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted, since there may be many a step
 _MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
-# Processor seconds for censuses, and a share of the time since: one takes a tenth of a second, more where a process has many objects.
-_FOR_CENSUSES, _SHARE_FOR_CENSUSES = 2, 0.01
+# Processor seconds for censuses where nothing grows and where something does, each and a share of the time since: one takes
+# 40 to 50 ms, more where garbage is collected. So half a minute of a healthy run pays 2 % at most.
+_FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 0.3, 1, 0.01
+_GROWING, _GROWN_OUTSIDE = 1.02, 8 * MIB  # times what was in use, bytes of the process: then something grows
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
@@ -90,7 +92,7 @@ class Probe:
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
         self._begun, self._spent = time.monotonic(), 0.0
-        self._counted = 0  # the level at the last census before a step
+        self._counted, self._process = 0, 0  # the highest level and resident set at a census before a step
         self._in_tape = self._most_in_tape = 0  # batches drawn while one tape is open
         self._thread = threading.main_thread().ident
 
@@ -140,16 +142,26 @@ class Probe:
         total = self._intervals.total
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
+        turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
         level = self._intervals.open.level or 0
         # What has been kept since the last one may be what fills the budget.
         grown = level > max(_MORE * self._counted, self._counted + MIB)
-        turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
-        affordable = self._spent < _FOR_CENSUSES + _SHARE_FOR_CENSUSES * (time.monotonic() - self._begun)
-        if first or affordable and (turn or grown):
-            self._counted = level
+        if first or (turn or grown) and self._affordable(level):
+            self._counted = max(level, self._counted)
+            self._process = max(self._gauge.process_now() or 0, self._process)
             self.take_census(extra=not turn)
         self._censuses.collections.step_begins()
         self._send_sometimes()
+
+    def _affordable(self, level):
+        """Whether one more census leaves the script its time."""
+        most = _SHARE_FOR_CENSUSES * (time.monotonic() - self._begun)
+        if self._spent < most + _FOR_CENSUSES:
+            return True
+        if self._spent > most + _FOR_GROWTH:
+            return False
+        growing = level > max(_GROWING * self._counted, self._counted + MIB)
+        return growing or (self._gauge.process_now() or 0) > self._process + _GROWN_OUTSIDE
 
     @quietly
     def _begin_batch(self):
