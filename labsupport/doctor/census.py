@@ -43,12 +43,12 @@ class Collections:
         gc.callbacks.append(self._note)
 
     @quietly
-    def _note(self, when, _):
+    def _note(self, when, told):
         if when == "start":
             self._level = self._gauge.tensors_now()
-            return
-        self._freed += max(0, self._level - self._gauge.tensors_now())
-        self._peak = self._gauge.tensors_peak()
+        elif told["collected"] and (freed := self._level - self._gauge.tensors_now()) > 0:
+            self._freed += freed
+            self._peak = self._gauge.tensors_peak()
 
     def step_begins(self):
         """What was collected before was not in use at this step's peak."""

@@ -73,7 +73,7 @@ class Probe:
     """Wraps entry points and notes what goes through them; send() reports the Facts so far to the watcher."""
 
     def __init__(self, gauge, tf):
-        self._gauge, self._tf = gauge, tf
+        self._gauge, self._tf, self._eagerly = gauge, tf, tf.executing_eagerly
         self._intervals = Intervals(gauge)
         self._made = Made(_where)
         self._censuses = Censuses(gauge, tf, self._made)
@@ -86,7 +86,7 @@ class Probe:
         self._ignored = set()
         self._holders = []
         self.unseen = []  # see Facts
-        self._known = weakref.WeakKeyDictionary()  # tf.function: Function
+        self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, its name when it trains, when it evaluates)
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
@@ -134,7 +134,7 @@ class Probe:
 
     def _here(self):
         """Whether this is the script's own thread, running eagerly, outside whatever is counted already."""
-        return threading.get_ident() == self._thread and not self._in_call and self._tf.executing_eagerly()
+        return not self._in_call and threading.get_ident() == self._thread and self._eagerly()
 
     @quietly
     def _begin_step(self, name, kind="step"):
@@ -220,16 +220,19 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
-        noted = self._known.get(function)
-        if noted is None:
+        known = self._known.get(function)
+        if known is None:
             code = _code(inspect.unwrap(function.python_function))
             if code not in self._functions:
                 self._functions[code] = _described(function.python_function)
-            noted = self._known[function] = self._functions[code]
+            noted = self._functions[code]
             noted.instances += 1
+            name = f"tf.function {noted.name} ({noted.place})"
+            known = self._known[function] = noted, name, EVALUATES + name
+        noted = known[0]
         noted.calls += 1
         before = function.experimental_get_tracing_count()
-        self._calling = f"{EVALUATES * self._evaluating}tf.function {noted.name} ({noted.place})"
+        self._calling = known[1 + self._evaluating]
         if not self._tape_open:
             self._begin_step(self._calling)
         return noted, before
