@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from types import MethodType
 
@@ -111,6 +112,8 @@ class Probe:
         function = polymorphic_function.Function
         function.__call__ = traceback_utils.filter_traceback(function.__call__)
         _stay_out_of_tracebacks(traceback_utils)
+        for name in {"walk_tb", "_walk_tb_with_full_positions"} & {*vars(traceback)}:  # the second: since Python 3.11
+            wrap(traceback, name, _other_frames)
         wrap(backprop.GradientTape, "__enter__", self._tape_enter)
         wrap(backprop.GradientTape, "__exit__", self._tape_exit)
         wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
@@ -420,6 +423,11 @@ class Probe:
 def _stay_out_of_tracebacks(module):
     """Let TensorFlow's or Keras' filter of tracebacks (traceback_utils.py) take out the frames of these files."""
     module._EXCLUDED_PATHS = (*module._EXCLUDED_PATHS, OURS)
+
+
+def _other_frames(original, trace):
+    """What traceback.print_exc() and logging.exception() make their text of, without our wrappers' frames."""
+    return (row for row in original(trace) if not row[0].f_code.co_filename.startswith(OURS))
 
 
 def _without_our_frames(kind, error, trace):
