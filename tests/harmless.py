@@ -336,7 +336,7 @@ if __name__ == "__main__":
     raise KeyError("val_accuracy")
 """,
     "custom loops, a GAN, own devices, garbage in its own time, an error in a pipeline": """
-import gc, os, sys
+import gc, logging, os, sys, traceback
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
@@ -377,6 +377,18 @@ try:
     tf.ones([2, 3]) @ tf.ones([2, 3])
 except tf.errors.InvalidArgumentError as error:
     print(type(error).__name__, error.message[:60])
+try:
+    next(iter(tf.data.Dataset.range(1).map(lambda n: tf.debugging.check_numerics(1 / n, "no first row"))))
+except tf.errors.InvalidArgumentError:
+    traceback.print_exc()
+try:
+    tf.keras.optimizers.SGD(learning_rate="fast")
+except ValueError:
+    logging.exception("no such rate")
+try:
+    tf.constant(gc)
+except ValueError as error:
+    print(traceback.format_exc(), [row.name for row in traceback.extract_tb(error.__traceback__)])
 for row in tf.data.Dataset.range(3).map(lambda n: tf.debugging.check_numerics(1 / (n - 1), "no second row")):
     print(float(row))
 """,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labsupport.doctor.alive import instances
+from labsupport.doctor.alive import KINDS, Finder, instances
 from labsupport.doctor.census import Collections
 
 
@@ -31,6 +31,32 @@ def test_nothing_is_collected_while_objects_are_walked_over(collects, monkeypatc
         assert (on, gc.isenabled()) == ([False], collects)
     finally:
         gc.enable() if was else gc.disable()
+
+
+def test_a_class_without_instances_is_not_searched_until_it_has_one(monkeypatch):
+    """And one that is made for the first time, or anew, is found as soon as it is there."""
+
+    class Large(Model):
+        pass
+
+    monkeypatch.setitem(KINDS, (__name__, "Model"), "models")
+    searched, walk, finder = [], gc.get_referrers, Finder()
+    monkeypatch.setattr(
+        gc, "get_referrers", lambda *classes: searched.append({cls.__name__ for cls in classes}) or walk(*classes)
+    )
+    count = lambda: len(finder.by_kind()["models"])
+    assert count() == 0 and searched[-1] >= {"Model", "Large"}
+    assert count() == 0 and not searched[-1] & {"Model", "Large"}
+    large = Large()
+    assert count() == 1 and "Model" not in searched[-1]
+    model = Model()
+    assert count() == 2
+    del large
+    assert count() == 1
+    large = Large()
+    assert count() == 2
+    del large, model
+    assert (count(), count()) == (0, 0) and not searched[-1] & {"Model", "Large"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ the function took is printed beside it, and the exit code is 1 only where that i
 
 Beside it what a look costs, the run of its own in which take_apart() records each allocation, over the run that it repeats;
 and what the doctor costs three kinds of scripts of half a minute, which should be below 1.03 (a run of seconds pays as much
-for the first censuses: 2 s at most), and how long after a script's end its report
+for the first censuses: some 0.3 s), and how long after a script's end its report
 is there, which should be below 2 seconds.
 """
 

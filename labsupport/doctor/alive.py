@@ -56,17 +56,32 @@ class Kinds(dict):
         return kind
 
 
-def by_kind(but=()):
-    """{kind: the objects of this process that are of it}, for every kind in KINDS but these: each class costs a millisecond."""
-    found, kinds, classes = {kind: [] for kind in KINDS.values()}, {}, []
-    for (module, name), kind in KINDS.items():
-        root = None if kind in but else getattr(sys.modules.get(module), name, None)
-        below = _with_subclasses(root) if root else []
-        classes += below
-        kinds |= {id(cls): kind for cls in below}
-    for thing in instances(classes):
-        found[kinds[id(type(thing))]].append(thing)
-    return found
+class Finder:
+    """Finds the objects of this process by kind, again and again.
+
+    The search compares each reference in the process with each class that is searched for (0.7 ms a class, beside 32 ms, in
+    a process with 376,000 objects), and of 72 classes ten have instances. Each instance holds its class: as long as nobody
+    holds a class more or less than when it had none, it still has none, and is not searched for.
+    """
+
+    def __init__(self, but=()):
+        self._kinds = [(name, kind) for name, kind in KINDS.items() if kind not in but]
+        self._without = {}  # id of a class that had no instance: how many references to it there were
+
+    def by_kind(self):
+        """{kind: the objects of this process that are of it}, for every kind in KINDS but those that were left out."""
+        found, kinds, held, classes = {kind: [] for kind in KINDS.values()}, {}, {}, []
+        for (module, name), kind in self._kinds:
+            for cls in _with_subclasses(getattr(sys.modules.get(module), name, None)):
+                key = id(cls)  # to hash a class may be code of its own
+                kinds[key], held[key] = kind, sys.getrefcount(cls)
+                if self._without.get(key) != held[key]:
+                    classes.append(cls)
+        for thing in instances(classes):
+            found[kinds[id(type(thing))]].append(thing)
+            held.pop(id(type(thing)), None)
+        self._without = held
+        return found
 
 
 def instances(classes):
@@ -97,8 +112,9 @@ def uncollected():
 
 
 def _with_subclasses(cls):
-    found = [cls]
-    for below in type.__subclasses__(cls):
+    """A class and all that are made of it; nothing for None."""
+    found = [] if cls is None else [cls]
+    for below in () if cls is None else type.__subclasses__(cls):
         found += _with_subclasses(below)
     return found
 
@@ -171,7 +187,7 @@ def alive():
     gc.collect()  # what the first one finalized can have held more
     found = {kind: Counter() for kind in (*MEMORY, "graphs", "pipelines")}
     things = gc.get_objects()
-    kinds = by_kind()
+    kinds = Finder().by_kind()
     for tensor in kinds["tensors"]:
         kind, what = ask(_tensor_row, tensor, ("tensors", None))
         if what:

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from functools import cache
 
-from labsupport.doctor.alive import ask, behind, by_kind, tensor_bytes, variable_bytes
+from labsupport.doctor.alive import Finder, ask, behind, tensor_bytes, variable_bytes
 from labsupport.doctor.filling import filled_at
 from labsupport.doctor.made import stage
 from labsupport.doctor.names import by_name, own_frames, own_names
@@ -22,7 +22,6 @@ _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every repor
 _A_SLICE = 1.5
 _CACHES = ("Cache", "MemoryCache")  # names that tf.data's model has for a cache in memory
 _ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_allocator.h: kMinAllocationSize)
-_UNCOUNTED = ("datasets",)
 # What is alive must have grown by this much, in bytes and as a share, before a census collects garbage; see rules.py.
 _GROWN, _GROWN_SHARE = MIB, 0.02
 
@@ -44,12 +43,12 @@ class Collections:
         gc.callbacks.append(self._note)
 
     @quietly
-    def _note(self, when, _):
+    def _note(self, when, told):
         if when == "start":
             self._level = self._gauge.tensors_now()
-            return
-        self._freed += max(0, self._level - self._gauge.tensors_now())
-        self._peak = self._gauge.tensors_peak()
+        elif told["collected"] and (freed := self._level - self._gauge.tensors_now()) > 0:
+            self._freed += freed
+            self._peak = self._gauge.tensors_peak()
 
     def step_begins(self):
         """What was collected before was not in use at this step's peak."""
@@ -66,6 +65,7 @@ class Censuses:
     def __init__(self, gauge, tf, made):
         self._gauge, self._tf, self._made = gauge, tf, made
         self.collections = Collections(gauge)
+        self._finder = Finder(but=("datasets",))
         self._elements = weakref.WeakKeyDictionary()  # iterator: {stage: what one element takes}
         self._lines = weakref.WeakKeyDictionary()  # iterator: {stage: the line that made it}
         self._met = weakref.WeakSet()  # models
@@ -93,9 +93,13 @@ class Censuses:
         if self._between:
             self.taken.pop()
             self._between = False
-        found = by_kind(but=_UNCOUNTED) if between or extra else self._found()
-        self._meet(found["models"])
-        weights, models = _models(found["models"])
+        found = self._finder.by_kind() if between or extra else self._found()
+        inner = {key for model in found["models"] for key in ask(_inside, model, ())}
+        outer = [model for model in found["models"] if id(model) not in inner]
+        self._meet(outer)
+        weights = {key for model in found["models"] for key in ask(_trainable, model, ())}
+        models = [Model(sendable(type(model).__name__), ask(_model_bytes, model, 0)) for model in outer]
+        models = [model for model in models if model.size]
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
         sizes, largest = Counter(), 0
         for variable in {ask(_handle, variable, id(variable)): variable for variable in found["variables"]}.values():
@@ -132,22 +136,21 @@ class Censuses:
 
     def _found(self):
         """What is alive by kind, when garbage has been collected where there may be some."""
-        found = by_kind(but=_UNCOUNTED)
+        found = self._finder.by_kind()
         before, iterators = _tensor_sum(found), len(found["iterators"])
         least = self._settled[0] + max(_GROWN, _GROWN_SHARE * self._settled[0])
         if before <= least and iterators <= self._settled[1] + 1:
             return found
         del found  # it would keep alive what is to be collected
         gc.collect()
-        found = by_kind(but=_UNCOUNTED)
+        found = self._finder.by_kind()
         self._settled = _tensor_sum(found), len(found["iterators"])
         return found
 
     def _meet(self, models):
-        """Count the models that have been alive at any census, without those that are part of another."""
-        inner = {key for model in models for key in ask(_inside, model, ())}
+        """Count the models that have been alive at any census."""
         for model in models:
-            if id(model) not in inner and ask(lambda model: model not in self._met, model, False):
+            if ask(lambda model: model not in self._met, model, False):
                 self._met.add(model)
                 self._number_met += 1
 
@@ -222,16 +225,6 @@ def _tensor_sum(found):
 def _handle(variable):
     """What all objects of one variable share: assign() returns another object for it."""
     return id(variable.handle)
-
-
-def _models(models):
-    """(ids of the variables that train, [Model] of those that are no part of another)."""
-    inner = {key for model in models for key in ask(_inside, model, ())}
-    trainable = {key for model in models for key in ask(_trainable, model, ())}
-    outer = [
-        Model(sendable(type(model).__name__), ask(_model_bytes, model, 0)) for model in models if id(model) not in inner
-    ]
-    return trainable, [model for model in outer if model.size]
 
 
 def _inside(model):

@@ -202,9 +202,9 @@ def outside(facts):
         return
     sizes = [census.process - census.peak for census in rows[-3:]]  # what was in use once stays in the allocator's pool
     early, late = sizes[1] - sizes[0], sizes[2] - sizes[1]
-    steps = rows[-1].step - rows[-2].step
-    # What grows with steps grows more where more steps lie between two censuses; what was only being set up does not.
-    if late < _OUTSIDE_GROWTH or early < _OUTSIDE_GROWTH / 4 or late < early:
+    before, steps = rows[-2].step - rows[-3].step, rows[-1].step - rows[-2].step
+    # What grows with steps grows as much in each later on, by half at least; what was only being set up does not.
+    if late < _OUTSIDE_GROWTH or early < _OUTSIDE_GROWTH / 4 or late / steps < early / before / 2:
         return
     grew = (
         f"outside of TensorFlow's allocator the process grew by {mib(late)} in the last {steps} steps counted, "
@@ -214,8 +214,8 @@ def outside(facts):
         sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
         yield Suspect("programs that XLA keeps", None, [grew, sentence], line_in(compiled[0].place))
         return
-    before = {holder.name: holder.number for holder in rows[-2].containers}
-    filled = [holder for holder in rows[-1].containers if holder.number - before.get(holder.name, 0) >= steps]
+    held = {holder.name: holder.number for holder in rows[-2].containers}
+    filled = [holder for holder in rows[-1].containers if holder.number - held.get(holder.name, 0) >= steps]
     holds = [f"{holder.name} holds {holder.number:,} objects, more with each step" for holder in filled]
     nobody = ["no name of the script leads to it"] * (not filled)
     yield Suspect("growth outside TensorFlow", None, [grew, *holds, *nobody], filled[0].place if filled else "")

@@ -18,13 +18,16 @@ class Intervals:
 
     def begin(self, kind, name):
         """kind: "step" or "input"."""
-        self.end()
+        if self.open is not None:
+            self.end()
         level, _ = self._gauge.lap()
         self.open = Interval(kind, name, level)
 
     def begin_step(self, name, kind="step"):
         """kind: "step", or "input" in a loop over batches in which nothing else is a step."""
-        step = self.steps.setdefault(name, Step(name, kind))
+        step = self.steps.get(name)
+        if step is None:
+            step = self.steps[name] = Step(name, kind)
         self.begin(kind, name)
         step.count += 1
         self.total += 1
@@ -36,15 +39,14 @@ class Intervals:
     def end(self):
         """End the interval that is open, if one is."""
         ended, self.open = self.open, None
-        if ended is None:
+        if ended is None or ended.kind != "step" or ended.level is None:
             return
-        _, peak = self._gauge.lap()
-        if ended.kind == "step" and ended.level is not None and ended.name in self.steps:
-            step = self.steps[ended.name]
-            step.rise = max(step.rise, peak - ended.level)
+        rise, step = self._gauge.lap_peak() - ended.level, self.steps[ended.name]
+        if rise > step.rise:
+            step.rise = rise
 
     def note_failure(self):
         """Remember the interval in which an exception began, before unwinding closes it."""
         if self.failed is None and self.open is not None:
-            _, peak = self._gauge.lap()
+            peak = self._gauge.lap_peak()
             self.failed = Interval(self.open.kind, self.open.name, self.open.level, peak)

@@ -5,6 +5,7 @@ import re
 import sys
 import types
 from collections import Counter, deque
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,12 +19,13 @@ _DEPTH = 12
 _MOST_ITEMS = 200_000
 _JUPYTERS = re.compile(r"get_ipython|exit|quit|open|In|Out|_[iod]h|_+|_\d+|_i+|_i\d+")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
+_belongs = lru_cache(4096)(is_own)  # a loop asks for the frames of one line at each step
 _NOTHING_IN_IT = (*_PLAIN, types.ModuleType)
 
 
 def own(code):
     """Whether code is the person's rather than a library's."""
-    return is_own(code.co_filename)
+    return _belongs(code.co_filename)
 
 
 def own_frames(frame):

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from types import MethodType
 
@@ -32,8 +33,10 @@ SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
 _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not counted, since there may be many a step
 _MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
-# Processor seconds for censuses, and a share of the time since: one takes a tenth of a second, more where a process has many objects.
-_FOR_CENSUSES, _SHARE_FOR_CENSUSES = 2, 0.01
+# Processor seconds for censuses where nothing grows and where something does, each and a share of the time since: one takes
+# 40 to 50 ms, more where garbage is collected. So half a minute of a healthy run pays 2 % at most.
+_FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 0.3, 1, 0.01
+_GROWING, _GROWN_OUTSIDE = 1.02, 8 * MIB  # times what was in use, bytes of the process: then something grows
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
@@ -71,7 +74,7 @@ class Probe:
     """Wraps entry points and notes what goes through them; send() reports the Facts so far to the watcher."""
 
     def __init__(self, gauge, tf):
-        self._gauge, self._tf = gauge, tf
+        self._gauge, self._tf, self._eagerly = gauge, tf, tf.executing_eagerly
         self._intervals = Intervals(gauge)
         self._made = Made(_where)
         self._censuses = Censuses(gauge, tf, self._made)
@@ -84,13 +87,13 @@ class Probe:
         self._ignored = set()
         self._holders = []
         self.unseen = []  # see Facts
-        self._known = weakref.WeakKeyDictionary()  # tf.function: Function
+        self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, its name when it trains, when it evaluates)
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
         self._begun, self._spent = time.monotonic(), 0.0
-        self._counted = 0  # the level at the last census before a step
+        self._counted, self._process = 0, 0  # the highest level and resident set at a census before a step
         self._in_tape = self._most_in_tape = 0  # batches drawn while one tape is open
         self._thread = threading.main_thread().ident
 
@@ -109,6 +112,8 @@ class Probe:
         function = polymorphic_function.Function
         function.__call__ = traceback_utils.filter_traceback(function.__call__)
         _stay_out_of_tracebacks(traceback_utils)
+        for name in {"walk_tb", "_walk_tb_with_full_positions"} & {*vars(traceback)}:  # the second: since Python 3.11
+            wrap(traceback, name, _other_frames)
         wrap(backprop.GradientTape, "__enter__", self._tape_enter)
         wrap(backprop.GradientTape, "__exit__", self._tape_exit)
         wrap(iterator_ops.OwnedIterator, "__init__", self._iterator_made)
@@ -132,7 +137,7 @@ class Probe:
 
     def _here(self):
         """Whether this is the script's own thread, running eagerly, outside whatever is counted already."""
-        return threading.get_ident() == self._thread and not self._in_call and self._tf.executing_eagerly()
+        return not self._in_call and threading.get_ident() == self._thread and self._eagerly()
 
     @quietly
     def _begin_step(self, name, kind="step"):
@@ -140,16 +145,26 @@ class Probe:
         total = self._intervals.total
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
+        turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
         level = self._intervals.open.level or 0
         # What has been kept since the last one may be what fills the budget.
         grown = level > max(_MORE * self._counted, self._counted + MIB)
-        turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
-        affordable = self._spent < _FOR_CENSUSES + _SHARE_FOR_CENSUSES * (time.monotonic() - self._begun)
-        if first or affordable and (turn or grown):
-            self._counted = level
+        if first or (turn or grown) and self._affordable(level):
+            self._counted = max(level, self._counted)
+            self._process = max(self._gauge.process_now() or 0, self._process)
             self.take_census(extra=not turn)
         self._censuses.collections.step_begins()
         self._send_sometimes()
+
+    def _affordable(self, level):
+        """Whether one more census leaves the script its time."""
+        most = _SHARE_FOR_CENSUSES * (time.monotonic() - self._begun)
+        if self._spent < most + _FOR_CENSUSES:
+            return True
+        if self._spent > most + _FOR_GROWTH:
+            return False
+        growing = level > max(_GROWING * self._counted, self._counted + MIB)
+        return growing or (self._gauge.process_now() or 0) > self._process + _GROWN_OUTSIDE
 
     @quietly
     def _begin_batch(self):
@@ -208,16 +223,19 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
-        noted = self._known.get(function)
-        if noted is None:
+        known = self._known.get(function)
+        if known is None:
             code = _code(inspect.unwrap(function.python_function))
             if code not in self._functions:
                 self._functions[code] = _described(function.python_function)
-            noted = self._known[function] = self._functions[code]
+            noted = self._functions[code]
             noted.instances += 1
+            name = f"tf.function {noted.name} ({noted.place})"
+            known = self._known[function] = noted, name, EVALUATES + name
+        noted = known[0]
         noted.calls += 1
         before = function.experimental_get_tracing_count()
-        self._calling = f"{EVALUATES * self._evaluating}tf.function {noted.name} ({noted.place})"
+        self._calling = known[1 + self._evaluating]
         if not self._tape_open:
             self._begin_step(self._calling)
         return noted, before
@@ -405,6 +423,11 @@ class Probe:
 def _stay_out_of_tracebacks(module):
     """Let TensorFlow's or Keras' filter of tracebacks (traceback_utils.py) take out the frames of these files."""
     module._EXCLUDED_PATHS = (*module._EXCLUDED_PATHS, OURS)
+
+
+def _other_frames(original, trace):
+    """What traceback.print_exc() and logging.exception() make their text of, without our wrappers' frames."""
+    return (row for row in original(trace) if not row[0].f_code.co_filename.startswith(OURS))
 
 
 def _without_our_frames(kind, error, trace):

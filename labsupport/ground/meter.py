@@ -147,6 +147,11 @@ class Meter:
         peak, self._windows[1][0] = self._windows[1][0], now
         return now - self.tensors_zero, peak - self.tensors_zero
 
+    def lap_peak(self):
+        """Bytes: the peak since the last lap so far, over the zero level; None if unavailable."""
+        stats = self._read()
+        return None if stats is None else max(self._windows[1][0], stats[1]) - self.tensors_zero
+
     def process_now(self):
         """Bytes of the resident set over the zero level; None before start()."""
         return psutil.Process().memory_info().rss - self.process_zero if self.zero else None
