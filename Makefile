@@ -8,6 +8,7 @@
 # make bench   what measuring costs
 # make zoo     how good predictions are: models measured and predicted, data/recorded/zoo.csv; hours   (ARGS=--tell for its figures)
 # make releases  the verdicts under eight releases of TensorFlow, data/recorded/releases.json; hours   (ARGS="--releases 2.15 --labs 08_loop_accumulation")
+# make rehearsal  a class of simulated learners on this machine: time, memory, data/recorded/classroom.csv   (ARGS="--learners 1 8")
 # make chaos   arms that misbehave in every way, two at a time; nothing may be left (ARGS="--arms 1000")
 # make newest  with the newest versions in place of the pinned ones, in an environment of their own: which verdicts changed, then the tests
 
@@ -23,7 +24,7 @@ QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)
 SLOW := book browser capstone cases checks classroom do_no_harm doctor doctor_cli doctor_notebook doctor_page labs looks magic notebook_runs peak trying wheel
 FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
-.PHONY: lab check test in_step labs report book looks bench zoo releases chaos newest
+.PHONY: lab check test in_step labs report book looks bench zoo releases rehearsal chaos newest
 
 lab: $(READY)
 	$(BIN)/python tools/working_copy.py my_labs
@@ -64,6 +65,9 @@ zoo: $(READY)
 
 releases: $(READY)
 	$(BIN)/python tools/releases.py $(ARGS)
+
+rehearsal: $(READY)
+	$(BIN)/python tools/rehearsal.py $(ARGS)
 
 chaos: $(READY)
 	$(BIN)/python tools/chaos.py $(ARGS)

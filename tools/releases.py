@@ -1,8 +1,8 @@
 """Verdicts through the releases of TensorFlow: `make releases` runs every lab under each and keeps what its claims came to.
 
 A release has an environment of its own in build/releases, in which the committed notebooks run as they are, cell after
-cell, also past one that fails. What a lab's claims came to there, with their figures, or why there is no verdict, goes
-into data/recorded/releases.json after each lab.
+cell up to the last verdict, also past one that fails. What a lab's claims came to there, with their figures, or why
+there is no verdict, goes into data/recorded/releases.json after each lab.
 """
 
 import argparse
@@ -72,6 +72,8 @@ def versions(python):
 def run(path, python):
     """{claim: {"verdict", "figures"} or {"verdict": NONE, "why"}} of a lab that runs in another environment."""
     book = nbformat.read(path, as_version=4)
+    verdicts = [number for number, cell in enumerate(book.cells) if "lab.verdict(" in cell.source]
+    del book.cells[verdicts[-1] + 1 :]  # exercises judge a learner, and no claim
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         # What a lab tells the ledger is told before a verdict is held against the text, which belongs to one release.
@@ -140,7 +142,8 @@ def main():
     )
     options = parser.parse_args()
     notebooks = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
-    notebooks = [path for path in notebooks if path.stem in (options.labs or [path.stem])]
+    judging = [path for path in notebooks if labs()[path.stem[3:]].claims]
+    notebooks = [path for path in judging if path.stem in (options.labs or [path.stem])]
     if options.against_record:
         return against_record(Path(options.against_record).absolute(), notebooks)
     for release in options.releases:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import papermill
+import rehearsal
 import releases_table
 import zoo_table
 
@@ -179,6 +180,7 @@ def update_readme(ledger, only_check):
         README: ("verdicts", surprises(ledger)),
         PAGES / "labs.md": ("labs", list_of_labs()),
         PAGES / "fits.md": ("zoo", zoo_table.summary(zoo)),
+        ROOT / "tools" / "classroom" / "TEACHING.md": ("rehearsal", rehearsal.table()),
     }
     new = {path: _with(path.read_text(), *part) for path, part in parts.items()}
     new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo), RELEASES: releases_table.page(releases_table.read())}

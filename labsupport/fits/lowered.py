@@ -1,6 +1,6 @@
 """From TensorFlow's graph of a step to a Graph to walk: calls put in place, loops unrolled, lists of tensors resolved.
 
-What the loops' lengths and the data's shapes depend on is worked out where it is a few whole numbers (numbers.py). A list of
+What the loops' lengths and the data's shapes depend on is worked out where it is a few whole numbers (figuring.py). A list of
 tensors (TensorList: the sequences and the stacks of a loop) holds its items without copying them, so it vanishes here: who
 takes an item out of a list reads it from its maker.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labsupport.fits import figuring
+from labsupport.fits import figuring, kernels
 from labsupport.fits.graph import ITEM, Graph, Tensor
 
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
@@ -47,7 +47,7 @@ class _Lowering:
     def __init__(self, source, library, held, variables):
         self._source, self._held, self._variables = source, held, variables
         self._library = {function.signature.name: function for function in library}
-        self._plans, self._pools, self._constants, self._gate = {}, {}, {}, []
+        self._plans, self._pools, self._constants, self._gate, self._in_xla = {}, {}, {}, [], 0
         self.graph = Graph()
 
     def run(self, returned):
@@ -107,7 +107,8 @@ class _Lowering:
             self._pools[len(graph.values)] = len(graph.nodes)
         elif op == "MaxPoolGrad" and given[1] in self._pools:
             given.append(self._places(self._pools[given[1]]))
-        made = graph.add(name, op, given, outputs, after, **attributes)
+        scratch = kernels.dense_filters(op, tensors, outputs, attributes) if self._in_xla else []
+        made = graph.add(name, op, given, [*outputs, *scratch], after, **attributes)[: len(outputs)]
         if name in self._held:
             graph.held[made[0]] = self._held[name]
         elif name in self._variables:
@@ -124,11 +125,23 @@ class _Lowering:
 
     def _call(self, function, given, name):
         plan = self._function(function, given)
-        if self._library[function].attr["_XlaMustCompile"].b:
-            self.graph.compiled.append(name)
         values, numbers = dict(zip(plan.arguments, given)), {}
+        if not self._library[function].attr["_XlaMustCompile"].b:
+            self._emit(plan, values, numbers)
+            return [values.get(place) for place in plan.returned]
+        graph, begin = self.graph, len(self.graph.nodes)
+        graph.compiled.append(name)
+        self._in_xla += 1
         self._emit(plan, values, numbers)
-        return [values.get(place) for place in plan.returned]
+        self._in_xla -= 1
+        of_call = range(
+            begin, len(graph.nodes)
+        )  # one operation of the executor's: all that it puts out is there at its end
+        made = [values.get(place) for place in plan.returned]
+        return [
+            graph.add(name, "Identity", [value], [graph.tensor(value)], of_call)[0] if isinstance(value, int) else value
+            for value in made
+        ]
 
     def _branch(self, name, given, functions):
         """The branch that is known to be taken; of branches that only the data choose between, the one with most to do."""

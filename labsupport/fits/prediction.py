@@ -211,7 +211,10 @@ def predicted(wanted, batches=(), progress=None):
     if unsure := trace.graph.unsure:
         unknown.insert(0, f"{len(unsure)} operations whose shape the data decide count as nothing, {unsure[0]} first")
     if compiled := trace.graph.compiled:
-        unknown.insert(0, f"{len(compiled)} calls that XLA compiles, {compiled[0]} first: walked as if it did not")
+        unknown.insert(
+            0,
+            f"{len(compiled)} calls that XLA compiles, {compiled[0]} first: walked as if it did not, but for the filters of grouped convolutions",
+        )
     return Prediction(wanted, rows(walk, trace), walk.peak, source.lowest(wanted.batch), line, unknown, source)
 
 
