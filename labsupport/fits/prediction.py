@@ -52,6 +52,8 @@ class Prediction:
     @property
     def spread(self):
         """Words on what the order of operations decides."""
+        if self.wanted.eager:
+            return "run eagerly, in the order of its code"
         return f"{mib(self.lowest)} to {mib(self.level)}, as the order of operations falls out"
 
     @cached_property
