@@ -18,7 +18,7 @@ _HOME = {
     "fits.prediction": ("predict",),
     "fits.plan": ("plan",),
     "fits.lowered": ("CannotPredict",),
-    "lesson.predict": ("tensor_mib", "predict_step", "predicted_vs_measured"),
+    "lesson.predict": ("tensor_mib", "predicted_vs_measured"),
     "lesson.guessing": ("guess",),
     "lesson.claims": ("verdict",),
     "lesson.isolation": ("isolated", "beside"),

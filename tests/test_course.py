@@ -36,7 +36,7 @@ def with_an_array(count=2):
 
 
 def with_more_of_the_course(count=2):
-    print(lab.predict_step(None, count))
+    print(lab.predict("ResNet50", count))
 
 
 def test_a_formula_says_the_same_without_all_that_it_used(capsys):

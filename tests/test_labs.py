@@ -14,6 +14,7 @@ from notebooks import run_notebook
 
 from labsupport.lesson.claims import VERDICT_MIME, claims
 from labsupport.lesson.exercises import EXERCISE_MIME
+from labsupport.lesson.formula import FORMULA_MIME
 
 ROOT = Path(__file__).parents[1]
 LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
@@ -125,6 +126,14 @@ def test_committed_lab_judges_its_claims_and_leaves_the_exercises_to_the_learner
     assert 2 <= len(exercises) <= 3
     for facts in exercises:
         assert not facts["passed"] and facts["reason"] and facts["hints"], facts
+
+
+@for_each_lab
+def test_committed_sliders_move_on_a_page_without_a_kernel(path):
+    """Each has its formula in the saved output; a function that uses more than plain values has none (formula.py)."""
+    book = nbformat.read(path, as_version=4)
+    calls = sum(cell.source.count("lab.explore(") for cell in book.cells if cell.cell_type == "code")
+    assert len(outputs(book, FORMULA_MIME)) == calls
 
 
 def source_of(path):

@@ -39,6 +39,7 @@ def add_command(commands, see_lab):
     add("--loss", metavar="NAME", help="a Keras loss (default: the model's own, else mse)")
     add("--precision", metavar="POLICY", help="a dtype policy, such as mixed_bfloat16")
     add("--inference", action="store_true", help="model(x) alone, without training")
+    add("--eager", action="store_true", help="the step runs outside of any tf.function")
     add("--no-plan", action="store_true", help="leave out what each change would save")
     add("--measure", action="store_true", help="run the step in a process of its own and tell the prediction's error")
     parser.set_defaults(command=lambda options: fits(options, see_lab))
@@ -87,6 +88,7 @@ def fits(options, see_lab):
                 options.loss,
                 not options.inference,
                 options.precision,
+                eager=options.eager,
             )
             prediction = predicted(wanted, options.batch, status.update)
             _tell(prediction, options.model, console)

@@ -15,7 +15,7 @@ def run_step(wanted):
     arguments = keras.tree.map_structure(_filled, specs)
     import tensorflow as tf
 
-    function = tf.function(step)
+    function = step if wanted.eager else tf.function(step)
     for number in range(STEPS):
         with meter.phase(f"step {number + 1}"):
             function(*arguments)

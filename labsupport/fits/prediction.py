@@ -9,7 +9,7 @@ from labsupport.fits.graph import Graph, Node, Tensor
 from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.step import Wanted, made
 from labsupport.fits.traced import traced
-from labsupport.fits.walk import Walk
+from labsupport.fits.walk import EagerWalk, Walk
 from labsupport.ground.budget import MIB, mib, parse_size
 from labsupport.peak import kinds
 from labsupport.peak.parts import LEAST, Parts, Row
@@ -23,9 +23,11 @@ UNKNOWN = (
     "scratch memory of a GPU's kernels (cuDNN, cuBLAS) and of other processors' convolutions; rules are measured on a CPU with oneDNN",
     "XLA (jit_compile=True, which Keras turns on by itself on a GPU), which fuses and orders anew",
     "input pipelines (tf.data's buffers), NumPy, Python and the graphs themselves",
-    "distribution strategies; steps run eagerly, which keep intermediates longer",
+    "distribution strategies",
     "the few MiB that a model's making leaves behind",
 )
+UNKNOWN_EAGER = "what else Python names until the step ends, beside the gradients"
+UNKNOWN_GRAPH = "steps run eagerly, which keep intermediates longer: predict those as eager (eager=True, --eager)"
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Prediction:
     @property
     def spread(self):
         """Words on what the order of operations decides."""
+        if self.wanted.eager:
+            return "run eagerly, in the order of its code"
         return f"{mib(self.lowest)} to {mib(self.level)}, as the order of operations falls out"
 
     @cached_property
@@ -92,7 +96,7 @@ class Source:
         """(the highest Walk of a batch, its Traced)."""
         graph, trace = self._graph(batch)
         self._progress(f"walking a batch of {batch}")
-        best, self._lowest[batch] = walked(graph)
+        best, self._lowest[batch] = walked(graph, self._wanted.eager)
         self._levels[batch] = best.peak
         return best, trace
 
@@ -124,7 +128,7 @@ class Source:
     def _trace(self, batch):
         if batch not in self._traces:
             self._progress(f"building and tracing a batch of {batch}, without memory for it")
-            self._traces[batch] = traced(lambda: made(self._wanted.with_batch(batch)))
+            self._traces[batch] = traced(lambda: made(self._wanted.with_batch(batch)), self._wanted.eager)
         return self._traces[batch]
 
     def _graph(self, batch):
@@ -139,8 +143,11 @@ class Source:
         return between, one
 
 
-def walked(graph):
-    """(the highest Walk of a Graph, bytes of the lowest)."""
+def walked(graph, eager=False):
+    """(the highest Walk of a Graph, bytes of the lowest). eager: there is one order, that of its nodes."""
+    if eager:
+        walk = EagerWalk(graph, steps=STEPS)
+        return walk, walk.peak
     best, lowest = None, float("inf")
     for seed in range(max(LEAST_WALKS, min(MOST_WALKS, OPERATIONS // len(graph.nodes)))):
         walk = Walk(graph, seed=seed, steps=STEPS)
@@ -180,19 +187,21 @@ def _between(one, two, part):
 
 
 def predict(
-    what, batch=32, *, input=None, target=None, optimizer=None, loss=None, training=True, precision=None, progress=None
-):
+    what, batch=32, *, input=None, target=None, optimizer=None, loss=None, training=True, precision=None, eager=False,
+    progress=None,
+):  # fmt: skip
     """Predict the memory of one step of a batch without allocating it; returns a Prediction.
 
     what: a function that builds a Keras model (compiled or not) or returns a function step(x, y); a step(x, y); a name of
     keras.applications; a .keras file. batch: a number, or several: the first is taken apart, all are in the line.
     input, target: shape of one example, or [(shape, dtype), …] for several tensors. optimizer, loss: as for compile(); the
-    model's own if None. training: False for model(x) alone. precision: such as "mixed_bfloat16".
+    model's own if None. training: False for model(x) alone. precision: such as "mixed_bfloat16". eager: the step runs
+    outside of any tf.function, one operation after the other.
     Raises CannotPredict, which says what to do instead.
     """
     batches = [batch] if isinstance(batch, int) else list(batch)
     shapes, targets = _shapes(input), _shapes(target)
-    wanted = Wanted(what, batches[0], shapes, targets, optimizer, loss, training, precision)
+    wanted = Wanted(what, batches[0], shapes, targets, optimizer, loss, training, precision, eager=eager)
     return predicted(wanted, batches, progress)
 
 
@@ -207,7 +216,7 @@ def predicted(wanted, batches=(), progress=None):
     source = Source(wanted, progress)
     walk, trace = source.walk(wanted.batch)
     line = {batch: source.level(batch) for batch in batches or [wanted.batch]}
-    unknown = list(UNKNOWN)
+    unknown = [*UNKNOWN, UNKNOWN_EAGER if wanted.eager else UNKNOWN_GRAPH]
     if unsure := trace.graph.unsure:
         unknown.insert(0, f"{len(unsure)} operations whose shape the data decide count as nothing, {unsure[0]} first")
     if compiled := trace.graph.compiled:

@@ -22,6 +22,7 @@ class Wanted:
     optimizer: a name of Keras, an optimizer, or None for the model's own (Adam if it has none).
     loss: as for compile(); None for the model's own. training: else model(x) alone. precision: a dtype policy, such as
     "mixed_bfloat16". frozen: all layers but the last do not learn. accumulate: micro-batches for one update of Keras' optimizer.
+    eager: the step runs outside of any tf.function.
     """
 
     what: object
@@ -34,6 +35,7 @@ class Wanted:
     precision: str | None = None
     frozen: bool = False
     accumulate: int | None = None
+    eager: bool = False
 
     def with_batch(self, batch):
         return replace(self, batch=int(batch))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from labsupport.fits.graph import ITEM, Tensor, Variable
 from labsupport.fits.kernels import VIEWS
 from labsupport.fits.lowered import CannotPredict, as_variable, lowered
+from labsupport.peak.kinds import forward_name
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras' errors have some, and list what a layer was called with
 _HANDLE = Tensor((), "resource")
@@ -29,10 +30,10 @@ class Traced:
     layers: set
 
 
-def traced(make):
+def traced(make, eager=False):
     """The Traced step of make(), which builds model and optimizer and returns (step, arguments as TensorSpecs, layers' names).
 
-    Raises CannotPredict with what to do.
+    eager: it runs outside of any tf.function: as it was written, and with its gradients in a list until it ends. Raises CannotPredict with what to do.
     """
     import tensorflow as tf
 
@@ -58,7 +59,9 @@ def traced(make):
     for inner in concrete.graph.inputs[: len(concrete.graph.inputs) - len(concrete.captured_inputs)]:
         held[inner.op.name] = inner.op.name
     names = [tensor.name for tensor in concrete.graph.outputs]
-    graph = lowered(*_optimized(concrete.graph, captured), held, captured, names)
+    if eager:
+        names += _gradients(concrete.graph)
+    graph = lowered(*_simplified(concrete.graph, captured, eager), held, captured, names)
     _keep_unread(graph, concrete.graph, held)
     handles = {id(variable): handle for handle, variable in graph.variables.items()}
     graph.variables = {}  # in the order in which they are made, which is that of their memory
@@ -166,8 +169,18 @@ def _stranger(inner, given):
     return Variable(inner.op.name, (), "resource", "script", False)
 
 
-def _optimized(graph, captured):
-    """(tf.Graph that Grappler leaves of a function's graph, the FunctionDefs that it calls). captured: {name of a placeholder: Variable}."""
+def _gradients(graph):
+    """Names of what the way back of a graph gives to the rest of the step."""
+    backward = lambda operation: forward_name(operation.name) != operation.name
+    made = [tensor for operation in graph.get_operations() if backward(operation) for tensor in operation.outputs]
+    return [tensor.name for tensor in made if not all(map(backward, tensor.consumers()))]
+
+
+def _simplified(graph, captured, eager):
+    """(tf.Graph that Grappler leaves of a function's graph, if it does not run eagerly, the FunctionDefs that it calls).
+
+    captured: {name of a placeholder: Variable}.
+    """
     from tensorflow.core.protobuf import meta_graph_pb2
 
     item = meta_graph_pb2.MetaGraphDef(graph_def=graph.as_graph_def())
@@ -182,14 +195,15 @@ def _optimized(graph, captured):
     for function in item.graph_def.library.function:
         for node in function.node_def:
             node.attr.pop("_lower_using_switch_merge", None)
+    if eager:
+        return _imported(item.graph_def)
     try:
-        return _simplified(item, remapping=True)
+        return _imported(_by_grappler(item, remapping=True))
     except ValueError:  # it fuses convolutions of a type that only oneDNN's own have, which a graph may not name
-        return _simplified(item, remapping=False)
+        return _imported(_by_grappler(item, remapping=False))
 
 
-def _simplified(item, remapping):
-    import tensorflow as tf
+def _by_grappler(item, remapping):
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
 
@@ -198,7 +212,12 @@ def _simplified(item, remapping):
     options.min_graph_nodes = -1
     if not remapping:
         options.remapping = rewriter_config_pb2.RewriterConfig.OFF
-    definition = tf_optimizer.OptimizeGraph(config, item)
+    return tf_optimizer.OptimizeGraph(config, item)
+
+
+def _imported(definition):
+    import tensorflow as tf
+
     simple = tf.Graph()
     with simple.as_default():
         tf.import_graph_def(definition, name="")

@@ -59,6 +59,9 @@ class Walk:
         self.peak, self.at = self.memory.in_use, self.now  # of the steps alone, as what is measured
         for _ in range(steps):
             self._run()
+            for value in graph.returned:
+                if self._buffers[value] is not None:
+                    self._release(self._buffers[value])
 
     # --- memory
 
@@ -135,9 +138,6 @@ class Walk:
             self._end(number, copied)
             self._schedule(self._now_ready(number, waits), inline[thread], own[thread])
             idle.add(thread)
-        for value in graph.returned:
-            if self._buffers[value] is not None:
-                self._release(self._buffers[value])
         left = [graph.nodes[number].name for number, count in enumerate(waits) if count > 0]
         if left:
             raise ValueError(f"{len(left)} operations never became ready, {left[0]} first: the graph has a circle")
@@ -231,11 +231,14 @@ class Walk:
         view = kernels.view_of(node, graph) if place == 0 else None
         if view is not None:
             return self._buffers[node.inputs[view]]
-        for over in kernels.may_write_into(node, graph, place):
+        for over in self._may_write_into(node, place):
             block = self._buffers[node.inputs[over]]
             if block is not None and block.users == 1 and block.size == tensor.size:
                 return block
         return self._take(tensor.size, number, tensor)
+
+    def _may_write_into(self, node, place):
+        return kernels.may_write_into(node, self.graph, place)
 
     def _update(self, node, number):
         """An assignment: the new value takes the variable's place; adding writes into it, or into a copy if it is being read.
@@ -268,3 +271,15 @@ class Walk:
             block = self._buffers[value]
             if block is not None and block.users == 0 and block.end == float("inf"):
                 self._free(block)
+
+
+class EagerWalk(Walk):
+    """The walk of a step that runs eagerly: one operation after the other, as written; none writes into what it is given,
+    since Python still names that while it runs."""
+
+    def _run(self):
+        for number in range(len(self.graph.nodes)):
+            self._end(number, self._begin(number))
+
+    def _may_write_into(self, node, place):
+        return []

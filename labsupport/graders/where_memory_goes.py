@@ -77,7 +77,7 @@ def parts(answer):
 @exercise(
     2,
     "Nothing needs to run: a prediction for one batch after the other is enough.",
-    "lab.predict_step(model, batch, optimizer, graph=False) has a total_mib; begin with a small batch and double it.",
+    "lab.predict(build, 32, optimizer=…, loss=LOSS, eager=True) has at(batch), in bytes; begin with a small batch and double it.",
 )
 def largest_batch(answer, step, budgets, one_sample):
     """answer(budget) is the largest power of two whose step fits; one_sample: MiB that its outputs have a sample."""

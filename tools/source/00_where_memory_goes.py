@@ -67,7 +67,7 @@ layer_guess = lab.guess(f"The output of one hidden layer for a batch of {BATCH}?
 # | gradients | 1 × weights, in the end | no | on the way back they come one layer after the other; until the update |
 # | intermediates of the update | a few copies of the largest weight | no | in the update, for moments |
 #
-# They are not all there at the same time. Now the whole step:
+# They are not all there at the same time. Now the whole step, which runs eagerly (not in a `tf.function`):
 
 # %%
 my_guess = lab.guess(
@@ -75,19 +75,39 @@ my_guess = lab.guess(
 )
 
 # %%
-one_layer = lab.tensor_mib((BATCH, WIDTH))
+output = lab.tensor_mib((BATCH, WIDTH))  # of one hidden layer
+last = lab.tensor_mib((WIDTH + 1, CLASSES))  # the weights of the last layer, with its biases
 print(f"weights: {model.count_params():,} × 4 B = {weights:.1f} MiB")
-print(f"one layer's output: {BATCH} × {WIDTH} × 4 B = {one_layer:.1f} MiB")
-predicted = lab.predict_step(model, BATCH, "adam", graph=False)  # not in a tf.function
-predicted
+print(f"one layer's output: {BATCH} × {WIDTH} × 4 B = {output:.1f} MiB")
+by_hand = pd.Series(
+    {
+        "weights": weights,
+        "optimizer slots": 2 * weights,
+        "input": lab.tensor_mib((BATCH, INPUTS)),
+        "activations kept": DEPTH * output,
+        # Of the last hidden layer: the gradient behind its relu, and the one before it.
+        "gradients of activations": 2 * output,
+        "gradients": last,
+    }
+)
+pd.DataFrame({"MiB": [*by_hand, by_hand.sum()]}, [*by_hand.index, "peak of the step"]).round(2)
 
 # %%
 lab.note(
     "This is the worst moment, at the beginning of the way back: all activations are still kept, "
-    f"and of the {weights:.1f} MiB of gradients only the last layer's "
-    f"{predicted.parts['gradients']:.2f} are there. When the update has all of them, the "
-    "activations are gone."
+    f"and of the {weights:.1f} MiB of gradients only the last layer's {last:.2f} are there. When "
+    "the update has all of them, the activations are gone."
 )
+
+# %% [markdown]
+# That was the arithmetic, once and by hand. From here on `lab.predict` does it, for any model: it wants the *function* that
+# builds the model, builds it where variables have shapes and no memory, and goes through the operations of a step.
+# What passes by it calls *working memory*.
+
+# %%
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+predicted = lab.predict(build, BATCH, optimizer="adam", loss=LOSS, eager=True)
+print(predicted)
 
 # %% [markdown]
 # ## Failure
@@ -208,14 +228,18 @@ assert abs(at_once - in_pieces) < 1e-3 * at_once, "the pieces are another step"
 # Prediction and measurement, part by part. What a phase leaves behind is measured when it ends.
 
 # %%
-kept = ("weights", "optimizer slots", "input", "activations kept")
-measured = {name: part.added_mib for name, part in zip(kept, unbounded.phases)}
-expected = {name: predicted.parts[name] for name in kept}
-measured["gradients and intermediates"] = unbounded.peak_mib - sum(measured.values())
-expected["gradients and intermediates"] = predicted.total_mib - sum(expected.values())
-sizes = pd.DataFrame({"predicted": expected, "measured": measured})
+kinds = predicted.by("kind")
+sizes = pd.DataFrame(
+    {
+        "by hand": by_hand[:4],
+        "lab.predict": [kinds[kind] for kind in (*by_hand.index[:3], "activations")],
+        "measured": [part.added_mib for part in unbounded.phases[:4]],
+    }
+)
+peaks = [by_hand.sum(), predicted.total_mib, unbounded.peak_mib]
+sizes.loc["gradients and intermediates"] = peaks - sizes.sum()
 
-axes = sizes.T.plot.barh(stacked=True, figsize=(8, 2.6), xlabel="peak of one training step (MiB)")
+axes = sizes.T.plot.barh(stacked=True, figsize=(8, 3.2), xlabel="peak of one training step (MiB)")
 axes.bar_label(axes.containers[-1], [f" {total:.0f} MiB" for total in sizes.sum()])
 axes.invert_yaxis()
 axes.grid(False)
@@ -225,13 +249,15 @@ plt.show()
 
 # %%
 lab.predicted_vs_measured(
-    **{name.replace(" ", "_"): pair for name, *pair in sizes.itertuples()},
-    peak=(predicted.total_mib, unbounded.peak_mib),
-    peak_in_pieces=(predicted_fix, fix.peak_mib),
+    **{name.replace(" ", "_"): (hand, found) for name, hand, _, found in sizes.itertuples()},
+    peak_by_hand=(by_hand.sum(), unbounded.peak_mib),
+    peak_by_lab_predict=(predicted.total_mib, unbounded.peak_mib),
+    peak_in_pieces_by_hand=(predicted_fix, fix.peak_mib),
 )
 
 # %%
 print("The whole step:", my_guess.against(unbounded.peak_mib))
+measured = sizes["measured"]
 print("One layer:", layer_guess.against(measured["activations kept"] / DEPTH))
 assert measured["activations kept"] > 3 * measured["weights"], (
     "at this batch size activations must outweigh weights"
@@ -309,25 +335,32 @@ widths = [INPUTS] + [WIDTH] * DEPTH + [CLASSES]
 sizes = [lab.tensor_mib((ins + 1, outs)) for ins, outs in zip(widths, widths[1:])]  # with biases
 
 
-def overtaking(batch=1024):
-    data, *kept = [batch * lab.tensor_mib((width,)) for width in widths]
-    print(f"batch {batch}: follows the weights {by_weights:.0f} MiB, ", end="")
-    print(f"input and activations {batch * one_sample:.0f} MiB (predicted)")
+def moments(batch):
+    """What comes on top of weights, slots and input: in the update, and on the way back."""
+    kept = [batch * lab.tensor_mib((width,)) for width in widths[1:]]
     # Gradients and three intermediates; or what is kept, a gradient on its way, those behind.
     update = sum(sizes) + 3 * lab.tensor_mib((WIDTH, WIDTH))
     back = max(sum(kept[:i]) + 3 * kept[i] + sum(sizes[i + 1 :]) for i in range(len(kept)))
+    return update, back
+
+
+def overtaking(batch=1024):
+    print(f"batch {batch}: follows the weights {by_weights:.0f} MiB, ", end="")
+    print(f"input and activations {batch * one_sample:.0f} MiB (predicted)")
+    update, back = moments(batch)
     moment = "update" if update >= back else "way back"
-    print(f"peak {3 * sum(sizes) + data + max(update, back):.0f} MiB, in the {moment}")
+    there = 3 * weights + batch * lab.tensor_mib((INPUTS,))
+    print(f"peak {there + max(update, back):.0f} MiB, in the {moment}")
 
 
 lab.explore(overtaking, batch=(32, 8192, 32))
 
 # %%
-update_is_worst = 32
-while "intermediates of the update" in lab.predict_step(model, update_is_worst, graph=False).parts:
-    update_is_worst += 32
+way_back_is_worst = 32
+while moments(way_back_is_worst)[0] >= moments(way_back_is_worst)[1]:
+    way_back_is_worst += 32
 lab.note(
-    f"The two are equal at a batch of {by_weights / one_sample:,.0f}. Below {update_is_worst:,} "
+    f"The two are equal at a batch of {by_weights / one_sample:,.0f}. Below {way_back_is_worst:,} "
     "the worst moment is the update. By then all activations are gone: a smaller batch saves "
     "nothing but its own input (predicted)."
 )
@@ -418,12 +451,6 @@ check.parts(my_parts)
 
 # %% tags=["right"]
 def my_parts(model, batch, copies):
-    optimizer = ["sgd", "rmsprop", "adam"][copies]
-    return lab.predict_step(model, batch, optimizer, graph=False).parts
-
-
-# %% tags=["right"]
-def my_parts(model, batch, copies):
     parameters = sum(weight.shape.num_elements() for weight in model.weights)
     outputs = [batch * layer.output.shape[-1] for layer in model.layers]
     floats = [parameters, copies * parameters, batch * model.inputs[0].shape[-1], sum(outputs)]
@@ -447,15 +474,23 @@ def my_parts(model, batch, copies):
 # %% tags=["wrong"]
 # says: optimizer slots.*copies
 def my_parts(model, batch, copies):
-    parts = lab.predict_step(model, batch, graph=False).parts
-    return parts | {"optimizer slots": 2 * parts["weights"]}
+    weights = lab.tensor_mib((model.count_params(),))
+    return {
+        "weights": weights,
+        "optimizer slots": 2 * weights,
+        "input": lab.tensor_mib((batch, model.input_shape[1])),
+        "activations kept": lab.tensor_mib((batch, sum(layer.units for layer in model.layers))),
+    }
 
 
 # %% tags=["wrong"]
 # says: weights.*2\*\*20 bytes
 def my_parts(model, batch, copies):
-    parts = lab.predict_step(model, batch, ["sgd", "rmsprop", "adam"][copies], graph=False).parts
-    return {name: size * 2**20 / 1e6 for name, size in parts.items()}
+    outputs = batch * sum(layer.units for layer in model.layers)
+    parameters, inputs = model.count_params(), batch * model.input_shape[1]
+    floats = [parameters, copies * parameters, inputs, outputs]
+    names = ["weights", "optimizer slots", "input", "activations kept"]
+    return {name: number * 4 / 1e6 for name, number in zip(names, floats)}
 
 
 # %% tags=["wrong"]
@@ -497,8 +532,9 @@ def my_parts(model, batch, copies):
 # %%
 def my_batch(budget_mib):
     # BEGIN SOLUTION
+    prediction = lab.predict(build, 1024, optimizer="adam", loss=LOSS, eager=True)
     batch = 1
-    while lab.predict_step(model, 2 * batch, "adam", graph=False).total_mib < 0.95 * budget_mib:
+    while prediction.at(2 * batch) < 0.95 * budget_mib * 2**20:
         batch *= 2
     return batch
     # END SOLUTION
@@ -560,9 +596,7 @@ def my_batch(budget_mib):
 
 
 # %% tags=["wrong"]
-# says: does not fit
+# says: power of two
 def my_batch(budget_mib):
-    batch = 1
-    while lab.predict_step(model, 2 * batch, "adam").total_mib < 0.95 * budget_mib:
-        batch *= 2
-    return batch
+    prediction = lab.predict(build, 1024, optimizer="adam", loss=LOSS, eager=True)
+    return prediction.largest(f"{budget_mib} MiB")

@@ -80,8 +80,10 @@ print(
     f"one row: {FEATURES} × 4 B of input + 4 × {WIDTH} × 4 B of outputs = "
     f"{one_row * 1024:.1f} KiB, × {ROWS:,} rows = {ROWS * one_row:.0f} MiB"
 )
-predicted_full = lab.predict_step(network(), ROWS, "adam")
-predicted_full
+weights = lab.tensor_mib((network().count_params(),))
+print(f"weights, Adam's two slots and gradients: 4 × {weights:.1f} MiB, not all at once")
+predicted_full = lab.predict(network, ROWS, optimizer="adam", loss="mse")
+print(predicted_full)
 
 # %% [markdown]
 # ## Failure
@@ -191,20 +193,20 @@ lab.take_apart(failure, fix)
 
 # %%
 data_mib = lab.tensor_mib((ROWS, FEATURES))
-predicted_mini = lab.predict_step(network(), BATCH, "adam")
+predicted_mini = lab.predict(network, BATCH, optimizer="adam", loss="mse")
+least_mib = predicted_full.lowest / 2**20
 lab.predicted_vs_measured(
-    full_batch=(predicted_full.total_mib, unbounded.peak_mib),
+    full_batch_at_most=(predicted_full.total_mib, unbounded.peak_mib),
+    full_batch_at_least=(least_mib, unbounded.peak_mib),
     slices_and_the_data_they_are_cut_from=(predicted_mini.total_mib + data_mib, fix.peak_mib),
 )
 
 # %%
-above = [unbounded.peak_mib - predicted_full.total_mib]
-above += [fix.peak_mib - predicted_mini.total_mib - data_mib]
 lab.note(
-    "The prediction is the least that a graph needs. A CPU runs its operations side by side, and "
-    "what a step takes above that is not the same every time: here "
-    f"{above[0]:.0f} and {above[1]:.0f} MiB. The outputs of one layer for all rows have "
-    f"{lab.tensor_mib((ROWS, WIDTH)):.0f}."
+    "A CPU runs the operations of a graph side by side, in an order that is not the same every "
+    f"time. The prediction tries several: {least_mib:.0f} to {predicted_full.total_mib:.0f} MiB. "
+    f"What is between them are the outputs of one layer for all rows, "
+    f"{lab.tensor_mib((ROWS, WIDTH)):.0f} MiB, alive a moment longer or not."
 )
 # The failure asked for room for the outputs of one more layer.
 print("One layer:", layer_guess.against(failure.wanted / 2**20))
@@ -249,11 +251,12 @@ graph_low, graph_high = np.transpose(
 by_batch, fits = pd.DataFrame(index=pd.Index(SIZES, name="batch")), {}
 figure, axes = plt.subplots(figsize=(10, 4))
 for name, marker, colour in zip(OPTIMIZERS, "os", lab.COLOURS):
-    predicted = [lab.predict_step(network(), n, name, graph=False).total_mib for n in SIZES]
+    line = lab.predict(network, SIZES, optimizer=name, loss="mse", eager=True).line
+    predicted = [level / 2**20 for level in line.values()]
     by_batch[f"{name} predicted"], by_batch[f"{name} measured"] = predicted, measured[name]
     # The line through those sizes at which the activations outweigh the update:
     fits[name] = np.polyfit(SIZES[-3:], measured[name][-3:], 1)
-    axes.plot(SIZES, predicted, color=colour, label=f"{name}: predicted from shapes")
+    axes.plot(SIZES, predicted, color=colour, label=f"{name}: predicted, eager")
     axes.plot(SIZES, measured[name], marker, color=colour, label=f"{name}: measured, eager")
 bars = {"ls": "", "marker": "_", "color": "#666666", "elinewidth": 3, "capsize": 6}
 middle, half = (graph_low + graph_high) / 2, (graph_high - graph_low) / 2
@@ -265,7 +268,6 @@ plt.show()
 by_batch.round(1)
 
 # %%
-weights = predicted_full.parts["weights"]
 # One more row: its input, its four outputs, and on the way back two gradients of an output.
 slope_kib = (one_row + 2 * lab.tensor_mib((WIDTH,))) * 1024
 for name, slots in (("sgd", 0), ("adam", 2)):

@@ -99,9 +99,9 @@ my_guess = lab.guess(
 # size of the weights.
 
 # %%
-whole, micro = lab.predict_step(network(), BATCH, "sgd"), lab.predict_step(network(), PART, "sgd")
-weights = whole.parts["weights"]
-print(f"whole batch of {BATCH:,} rows: {whole.total_mib:.1f} MiB")
+whole, micro = (lab.predict(network, rows, optimizer="sgd", loss="mse") for rows in (BATCH, PART))
+weights = lab.tensor_mib((network().count_params(),))
+print(f"whole batch of {BATCH:,} rows: {whole.spread}")
 print(
     f"micro-batch: {micro.total_mib:.1f} MiB + sums as large as the weights, "
     f"{weights:.1f} MiB = {micro.total_mib + weights:.1f} MiB"
@@ -287,7 +287,8 @@ assert errors[right.label] < 1e-3 and errors[keras_own.label] < 1e-3
 # %%
 sums_mib = right.phase("sums").added_mib
 lab.predicted_vs_measured(
-    whole_batch=(whole.total_mib, unbounded.peak_mib),
+    whole_batch_at_most=(whole.total_mib, unbounded.peak_mib),
+    whole_batch_at_least=(whole.lowest / 2**20, unbounded.peak_mib),
     one_small_batch=(micro.total_mib, small_batch.peak_mib),
     variables_and_assign_add=(micro.total_mib + weights, right.peak_mib),
     the_sums=(weights, sums_mib),
@@ -297,8 +298,8 @@ lab.predicted_vs_measured(
 lab.note(
     f"The sums have {weights:.1f} MiB and were handed out in pieces of {sums_mib:.1f} together: "
     "TensorFlow's allocator does not cut up a free piece that is less than twice as large as the "
-    "tensor. And a prediction is the least that a graph needs: a CPU runs operations of it side "
-    "by side, and what is alive then differs from step to step."
+    "tensor. Of the whole batch two figures are predicted, since a CPU runs operations of a graph "
+    "side by side: what is alive together differs from step to step."
 )
 print("The sum:", sums_guess.against(sums_mib))
 print("The update:", my_guess.against(right.peak_mib))

@@ -285,16 +285,23 @@ kinds.fillna(0).round(2)
 # **On a GPU** Keras compiles the step with XLA, which fuses the update and orders operations anew; and convolutions want
 # scratch memory. The shares stay, the figures move: `python -m labsupport fits … --measure` tells by how much.
 #
-# **When it flips.** The same tables with other batches: what would SGD save?
+# **When it flips.** The same tables with larger batches, doubled so many times: what would SGD save?
 
 
 # %%
-def saved(batch=64):
-    adam, sgd = (steps[tables][name].at(batch) / 2**20 for name in ("Adam", "SGD"))
-    print(f"Adam {adam:8.1f} MiB   SGD {sgd:8.1f} MiB   saves {1 - sgd / adam:4.0%}   (predicted)")
+batches = [64 * 2**doublings for doublings in range(8)]
+lines = {
+    name: [steps[tables][name].at(batch) / 2**20 for batch in batches] for name in ("Adam", "SGD")
+}
 
 
-lab.explore(saved, batch=(64, 8192, 64))
+def saved(doublings=0):
+    adam, sgd = lines["Adam"][doublings], lines["SGD"][doublings]
+    print(f"batch {batches[doublings]:,}: Adam {adam:,.1f} MiB, SGD {sgd:,.1f} MiB, ", end="")
+    print(f"saves {1 - sgd / adam:.0%} (predicted)")
+
+
+lab.explore(saved, doublings=(0, 7))
 
 # %% [markdown]
 # **Now yours.** Put the function that builds your model in place of `clouds`, its batch, and the memory that you have:

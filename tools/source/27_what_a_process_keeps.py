@@ -361,9 +361,12 @@ assert -removed > weights, "it is the table that keeps what was loaded"
 
 
 # %%
+one_stage = fix.peak_mib
+
+
 def stages_that_fit(budget_gib=8.0, weights_mib=250):
     scale = weights_mib / weights
-    room = budget_gib * 1024 - fix.peak_mib * scale
+    room = budget_gib * 1024 - one_stage * scale
     fits = int(room // (kept_per_compile * scale)) + 1 if room >= 0 else 0
     reset = "any number" if fits else 0
     print(f"{fits} stages compiled anew, {reset} of one that is reset (predicted)")
