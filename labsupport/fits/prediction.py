@@ -187,9 +187,18 @@ def _between(one, two, part):
 
 
 def predict(
-    what, batch=32, *, input=None, target=None, optimizer=None, loss=None, training=True, precision=None, eager=False,
+    what,
+    batch=32,
+    *,
+    input=None,
+    target=None,
+    optimizer=None,
+    loss=None,
+    training=True,
+    precision=None,
+    eager=False,
     progress=None,
-):  # fmt: skip
+):
     """Predict the memory of one step of a batch without allocating it; returns a Prediction.
 
     what: a function that builds a Keras model (compiled or not) or returns a function step(x, y); a step(x, y); a name of
