@@ -7,14 +7,13 @@ import numpy as np
 from labsupport.ground.meter import phase, reading
 from labsupport.lesson.exercises import exercise, try_out, try_out_once, untouched
 
-_FEW, _MANY = 2, 6  # steps: what is kept of each step shows between the two
+_FEW, _MANY = 2, 8  # steps: what is kept of each step shows between the two
 
 
 def _means(answer):
     """In the arm: (means of the answer after many steps, MiB of arrays that more steps add), or a complaint."""
     import tracemalloc
 
-    _collect_quickly()
     arrays = []
     for steps in (1, _FEW, _MANY):  # the first call warms up
         gc.collect()
@@ -34,12 +33,6 @@ def _means(answer):
 def _wanted(keeping):
     """In the arm: the means of the lab's own loop."""
     return [np.asarray(mean) for mean in keeping(_MANY)]
-
-
-def _collect_quickly():
-    """What is there already, all of TensorFlow, is not looked at again: a collection then takes milliseconds."""
-    gc.collect()
-    gc.freeze()
 
 
 @exercise(
@@ -76,7 +69,6 @@ def _held(callback_class, build):
     """In the arm: (MiB that the callback holds, what it calls best, None if nothing); the best weights have the factor 1."""
     import tracemalloc
 
-    _collect_quickly()
     model, callback = build(), callback_class()
     callback.set_model(model)
     callback.on_train_begin()
