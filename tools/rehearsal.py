@@ -85,7 +85,8 @@ class Class:
 
     async def _run(self, channel, source):
         """The outputs of a cell; None where the kernel is gone."""
-        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "username": "", "session": "", "date": "", "version": "5.3"}  # fmt: skip
+        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3"}
+        header |= dict.fromkeys(("username", "session", "date"), "")
         content = {"code": source, "silent": False, "store_history": True, "allow_stdin": False}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
         await channel.write_message(json.dumps(message))
