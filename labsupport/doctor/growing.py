@@ -19,6 +19,14 @@ _A_RISE = 0.1
 # Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
 # gone, when the two differ for no fault; by trial.
 _LET_GO = 1.2
+# Of the rise of the level: tensors that explain so much of it until a census are what it rises by afterwards.
+_EXPLAINED = 0.7
+# Times what the steps so far added each: what is more at the end came at once, such as the result of a last tf.concat.
+_AS_MUCH = 2
+# Steps in a pass over data: what is kept once in a pass is told by the pass.
+_A_PASS = 2
+# Bytes of one thing that is kept, on average: more than a loss or a row of metrics.
+_OUTPUTS = 2**14
 
 
 def _increase(censuses, size):
@@ -97,6 +105,7 @@ def earlier_models(facts, finished):
     grown, last = grown_variables(facts, finished), _fullest(facts)
     if not grown:
         return
+    change = ""
     evidence = [
         f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last.held)}; "
         f"the largest model alive has {mib(_largest_model(last))} of weights"
@@ -107,6 +116,15 @@ def earlier_models(facts, finished):
             f"{mib(last.held - seen)} belong to variables that Python has let go of; "
             "a graph (of a compiled train or predict function) keeps them"
         )
+        if cleared := facts.made.get("clear_session"):
+            evidence.append(
+                f"clear_session() was called ({cleared}): it clears Keras' own state, and neither that nor gc.collect() reaches "
+                "the table in which TensorFlow keeps the gradient functions of a traced train function, with its variables"
+            )
+            change = (
+                "build and compile one model, and give it its first weights again for each fold or trial (set_weights(), and the "
+                "optimizer's variables to zero); else train each model in a process that ends"
+            )
     elif len(last.models) > 2:
         evidence.append(f"{len(last.models)} models are alive")
     if last.models_met == 1:
@@ -115,7 +133,7 @@ def earlier_models(facts, finished):
         )
         yield Suspect("old optimizers after compile()", grown, evidence)
         return
-    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts))
+    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts), change)
 
 
 def _used_at(facts, least=2):
@@ -125,7 +143,7 @@ def _used_at(facts, least=2):
 
 
 def kept(facts, name, finished):
-    """(bytes by which "tensors" or "arrays" that stay alive grew with the steps, the census that tells); (0, None) for noise.
+    """(bytes by which "tensors" or "arrays" that stay alive grew, in how many steps, the census that tells); (0, 0, None) for noise.
 
     The end of a run that finished tells, too; that of one that failed may be the middle of a step.
     """
@@ -133,10 +151,28 @@ def kept(facts, name, finished):
     size = lambda census: getattr(census, name) - finished * _bounded(census, name)
     grown = _increase(running, size)
     if not running or grown < max(GROWTH_LEAST, GROWTH_SHARE * (running[-1].level or 0)):
-        return 0, None
+        return 0, 0, None
     extra = [census for census in facts.censuses[:-1] if census.extra]
-    last = max(running[-1:] + extra + facts.censuses[-1:] * finished, key=size)
-    return max(grown, size(last) - size(_settled(facts))), last
+    counted = max(running[-1:] + extra, key=size)
+    grown = max(grown, size(counted) - size(_settled(facts)))
+    last = facts.censuses[-1]
+    if finished and size(last) > size(counted):
+        # What the steps behind the last census explain, by what those before it added; more came at once.
+        a_step = grown / max(1, counted.step - _settled(facts).step)
+        most = _AS_MUCH * a_step * max(1, last.step - counted.step)
+        return grown + min(size(last) - size(counted), most), last.step - _settled(facts).step, last
+    after = _after(facts, counted, grown)
+    until = sum(step.count for step in facts.steps) if after else counted.step
+    return grown + after, until - _settled(facts).step, counted
+
+
+def _after(facts, counted, grown):
+    """By how much the level rose after a census, where what grew until then is what it rose by until then."""
+    most = max(facts.steps, key=attrgetter("count"))
+    before, level = _settled(facts).level, counted.level
+    if not (most.levels and before and level) or grown < _EXPLAINED * (level - before):
+        return 0
+    return max(0, most.levels[-1][1] - level)
 
 
 def _bounded(census, name):
@@ -153,11 +189,15 @@ def _settled(facts):
 def retained(facts, finished):
     """Tensors and arrays whose number grows with the steps."""
     for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
-        grown, last = kept(facts, name, finished)
-        if not grown:
+        grown, steps, last = kept(facts, name, finished)
+        if not grown or facts.uncollected and facts.censuses[-1].garbage > grown / 2:
             continue
-        steps = last.step - _settled(facts).step
-        evidence = [f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"]
+        a_pass = f", {mib(grown / (facts.number_of_passes - 1))} a pass over the data" * (
+            1 < facts.number_of_passes < steps / _A_PASS
+        )
+        evidence = [
+            f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step{a_pass}"
+        ]
         holders = last.tensor_holders if name == "tensors" else last.array_holders
         for holder in holders[:2]:
             if holder.size > WORTH_NAMING * grown:
@@ -166,7 +206,28 @@ def retained(facts, finished):
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
             place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
-        yield Suspect("retained tensors", grown, evidence, place)
+        outputs = holders and holders[0].size > max(WORTH_NAMING * grown, _OUTPUTS * holders[0].number)
+        change = (
+            "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
+            "(all[start:end] = part), which is no device memory, and keep no list of tensors; where not, keep numbers of them"
+        )
+        yield Suspect("retained tensors", grown, evidence, place, change if outputs and name == "tensors" else "")
+
+
+def waiting(facts, finished):
+    """Garbage in cycles, where the script has switched the collector off: no step is the last straw, it grows until the end."""
+    grown, steps, _ = kept(facts, "tensors", finished)
+    garbage = facts.censuses[-1].garbage
+    if facts.uncollected and grown and garbage > grown / 2:
+        of = f", among them {facts.cycles}" * bool(facts.cycles)
+        sentence = (
+            f"Python's collector is switched off (gc.disable()), so that it never comes: {mib(garbage)} of tensors were garbage in "
+            f"reference cycles at the end{of}; what stays alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"
+        )
+        change = "break the cycle of references, or leave the collector on, or call gc.collect() now and then"
+        yield Suspect(
+            "garbage that waits for the collector", max(garbage, grown), [sentence], line_in(facts.cycles), change
+        )
 
 
 def endless_cache(facts, finished):
@@ -221,4 +282,12 @@ def outside(facts):
     yield Suspect("growth outside TensorFlow", None, [grew, *holds, *nobody], filled[0].place if filled else "")
 
 
-GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kept_iterators)  # rule(facts, finished)
+GROWTH = (
+    retracing,
+    growing_graph,
+    earlier_models,
+    retained,
+    waiting,
+    endless_cache,
+    kept_iterators,
+)  # rule(facts, finished)
