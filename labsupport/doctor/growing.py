@@ -168,9 +168,9 @@ def kept(facts, name, finished):
 
 def _after(facts, counted, grown):
     """By how much the level rose after a census, where what grew until then is what it rose by until then."""
-    most = max(facts.steps, key=attrgetter("count"))
+    most = max(facts.steps, key=attrgetter("count"), default=None)
     before, level = _settled(facts).level, counted.level
-    if not (most.levels and before and level) or grown < _EXPLAINED * (level - before):
+    if not (most and most.levels and before and level) or grown < _EXPLAINED * (level - before):
         return 0
     return max(0, most.levels[-1][1] - level)
 
