@@ -479,7 +479,7 @@ def test_an_interval_tells_what_memory_ran_out_for():
     assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=IN_STEP))) == ["batch-bound activations"]
     assert kinds(died(Facts(censuses=[Census(0, 0)]))) == ["input copy"]  # before any step: pieces of a data set
     facts = Facts(steps=[TRAIN], censuses=[Census(1, 0, weights=MIB)], open=Interval("step", TRAIN.name, 0))
-    assert "the process died" in evidence(died(facts, Cause.CRASH_OUT, peak=None))
+    assert "which began with 0.0 MiB in use, the process died" in evidence(died(facts, Cause.CRASH_OUT, peak=None))
     assert "memory rose from 10.0 MiB to 250.0 MiB" in evidence(died(one()))
 
 

@@ -186,7 +186,7 @@ def activations(death):
         return
     where, facts = "operations outside a training step took it", death.result.facts
     if death.during and death.during.kind == "step":
-        where = f"in {death.during.name} the process died"
+        where = f"in {death.during.name}, which began with {mib(death.during.level)} in use, the process died"
         if facts.in_tape >= _MANY_IN_TAPE:
             sentence = f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
             evidence = [where, sentence, death.failing]
