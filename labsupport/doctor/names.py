@@ -62,10 +62,15 @@ def _handed_over(frame):
     while frame.f_back is not None:
         if own(frame.f_back.f_code) and not own(frame.f_code):
             for one in _flat(list(frame.f_locals.values())):
-                if _own_module(sys.modules.get(type(one).__module__)):
+                if ask(_of_own_class, one, False):
                     found[f"an object of {type(one).__name__}"] = one
         frame = frame.f_back
     return found
+
+
+def _of_own_class(thing):
+    module = type(thing).__module__
+    return module == "__main__" or _own_module(sys.modules.get(module))
 
 
 def _flat(value, depth=3):
