@@ -164,6 +164,15 @@ def test_what_is_kept_after_the_last_census_is_reckoned_with():
     assert "318.0 MiB in 318 steps, 1.0 MiB a step, 8.0 MiB a pass over the data" in found(1).evidence[0]
 
 
+@pytest.mark.parametrize(("rate", "named"), [(1, True), (0, False)])
+def test_what_names_hold_more_and_more_of_is_retained_also_where_few_censuses_were_taken(rate, named):
+    held = lambda step: [Holder("kept", step, (5 + rate * step) * MIB, "t.py:6")]
+    extra = [Census(n, 0, tensors=(5 + n) * MIB, extra=True, tensor_holders=held(n)) for n in (9, 17, 25, 40)]
+    rows = [Census(1, 0), Census(2, 0, tensors=2 * MIB), *extra, Census(64, 0)]
+    found = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
+    assert [(suspect.kind, suspect.place) for suspect in found] == [("retained tensors", "t.py:6")] * named
+
+
 def test_what_comes_at_once_at_the_end_is_no_growth_by_step():
     rows = [Census(2**n, 0, tensors=2 * 2**n * MIB) for n in range(6)]
     for at_once, grown in ((64, 64), (0, 62)):
@@ -186,6 +195,7 @@ def test_garbage_that_nobody_collects_grows_in_any_run(end):
     facts = Facts(steps=[TRAIN], censuses=rows, uncollected=True, cycles="60 objects of Step (t.py:4)", failed=IN_STEP)
     suspect = diagnose(end(facts)).suspects[0 if end is finished else -1]
     assert (suspect.kind, suspect.place) == ("garbage that waits for the collector", "t.py:4")
+    assert diagnose(end(facts)).parts.garbage == 60 * MIB and not diagnose(end(facts)).parts.kept
     assert "gc.disable()" in suspect.evidence[0] and "60 objects of Step" in suspect.evidence[0]
     facts.censuses[-1] = Census(64, 0, tensors=64 * MIB)  # what is held is not garbage
     assert kinds(finished(facts)) == ["retained tensors"]

@@ -83,7 +83,7 @@ def parts_of_peak(result, earlier_models, kept):
         "earlier_models": earlier_models,
         "data": _data(facts, live),
         "kept": kept,
-        "garbage": facts.censuses[-1].garbage if result.error else 0,
+        "garbage": facts.censuses[-1].garbage if result.error or facts.uncollected else 0,
         "buffers": sum(buffer.size for buffer in facts.buffers),
     }
     rest = _peak(result)

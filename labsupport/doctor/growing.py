@@ -23,6 +23,8 @@ _LET_GO = 1.2
 _EXPLAINED = 0.7
 # Times what the steps so far added each: what is more at the end came at once, such as the result of a last tf.concat.
 _AS_MUCH = 2
+# Times the step of the last census in its turn.
+_EARLY = 4
 # Steps in a pass over data: what is kept once in a pass is told by the pass.
 _A_PASS = 2
 # Bytes of one thing that is kept, on average: more than a loss or a row of metrics.
@@ -149,7 +151,7 @@ def kept(facts, name, finished):
     """
     running = _while_steps_ran(facts)
     size = lambda census: getattr(census, name) - finished * _bounded(census, name)
-    grown = _increase(running, size)
+    grown = _increase(running, size) or _increase(_by_growth(facts, running), lambda census: _named(census, name))
     if not running or grown < max(GROWTH_LEAST, GROWTH_SHARE * (running[-1].level or 0)):
         return 0, 0, None
     extra = [census for census in facts.censuses[:-1] if census.extra]
@@ -175,10 +177,35 @@ def _after(facts, counted, grown):
     return max(0, most.levels[-1][1] - level)
 
 
+def _is_garbage(facts, grown):
+    """Whether tensors that grew by so much are garbage, which nobody collects."""
+    return facts.uncollected and facts.censuses[-1].garbage > grown / 2
+
+
+def tensors_kept(facts, finished):
+    """Bytes of tensors by which what is not garbage grew."""
+    grown = kept(facts, "tensors", finished)[0]
+    return 0 if _is_garbage(facts, grown) else grown
+
+
+def _by_growth(facts, running):
+    """The censuses that were taken because tensors had grown, where those in their turn end early: a busy machine affords few."""
+    extra = [census for census in facts.censuses[:-1] if census.extra]
+    return extra if running and extra and extra[-1].step > _EARLY * running[-1].step else []
+
+
+def _named(census, name):
+    """Bytes of "tensors" or "arrays" that names of the script lead to: they are no garbage, also where none was collected."""
+    return sum(holder.size - holder.bounded for holder in _holders(census, name))
+
+
 def _bounded(census, name):
     """Bytes of "tensors" or "arrays" in queues with a largest length: they grow only until they are full."""
-    holders = census.tensor_holders if name == "tensors" else census.array_holders
-    return sum(holder.bounded for holder in holders)
+    return sum(holder.bounded for holder in _holders(census, name))
+
+
+def _holders(census, name):
+    return census.tensor_holders if name == "tensors" else census.array_holders
 
 
 def _settled(facts):
@@ -190,7 +217,7 @@ def retained(facts, finished):
     """Tensors and arrays whose number grows with the steps."""
     for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
         grown, steps, last = kept(facts, name, finished)
-        if not grown or facts.uncollected and facts.censuses[-1].garbage > grown / 2:
+        if not grown or _is_garbage(facts, grown):
             continue
         a_pass = f", {mib(grown / (facts.number_of_passes - 1))} a pass over the data" * (
             1 < facts.number_of_passes < steps / _A_PASS
@@ -198,7 +225,7 @@ def retained(facts, finished):
         evidence = [
             f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step{a_pass}"
         ]
-        holders = last.tensor_holders if name == "tensors" else last.array_holders
+        holders = _holders(last, name)
         for holder in holders[:2]:
             if holder.size > WORTH_NAMING * grown:
                 evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
@@ -218,7 +245,7 @@ def waiting(facts, finished):
     """Garbage in cycles, where the script has switched the collector off: no step is the last straw, it grows until the end."""
     grown, steps, _ = kept(facts, "tensors", finished)
     garbage = facts.censuses[-1].garbage
-    if facts.uncollected and grown and garbage > grown / 2:
+    if grown and _is_garbage(facts, grown):
         of = f", among them {facts.cycles}" * bool(facts.cycles)
         sentence = (
             f"Python's collector is switched off (gc.disable()), so that it never comes: {mib(garbage)} of tensors were garbage in "
