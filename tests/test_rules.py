@@ -169,8 +169,11 @@ def test_what_names_hold_more_and_more_of_is_retained_also_where_few_censuses_we
     held = lambda step: [Holder("kept", step, (5 + rate * step) * MIB, "t.py:6")]
     extra = [Census(n, 0, tensors=(5 + n) * MIB, extra=True, tensor_holders=held(n)) for n in (9, 17, 25, 40)]
     rows = [Census(1, 0), Census(2, 0, tensors=2 * MIB), *extra, Census(64, 0)]
-    found = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
+    facts = Facts(steps=[many(64, 1)], censuses=rows)
+    found = diagnose(finished(facts)).suspects
     assert [(suspect.kind, suspect.place) for suspect in found] == [("retained tensors", "t.py:6")] * named
+    facts.steps[0].levels[25:] = [(n, 25 * MIB) for n in range(26, 65)]  # it was filled by then
+    assert kinds(finished(facts)) == []
 
 
 def test_what_comes_at_once_at_the_end_is_no_growth_by_step():
@@ -179,6 +182,16 @@ def test_what_comes_at_once_at_the_end_is_no_growth_by_step():
         rows[6:] = [Census(33, 0, tensors=(66 + at_once) * MIB)]
         (suspect,) = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
         assert suspect.size == min(66 + at_once - 4, grown) * MIB
+
+
+def test_of_names_that_hold_tensors_those_that_grew_with_the_steps_count():
+    held = lambda n: [Holder("outs", n, 2 * n * MIB, "t.py:8")]
+    rows = [Census(2**n, 0, tensors=2 * 2**n * MIB, tensor_holders=held(2**n)) for n in range(5)]
+    rows += [Census(32, 0, tensors=128 * MIB, tensor_holders=[*held(32), Holder("joined", 1, 64 * MIB, "t.py:9")])]
+    (suspect,) = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
+    assert (suspect.size, suspect.place) == (60 * MIB, "t.py:8") and "in 30 steps, 2.0 MiB a step" in evidence(
+        finished(Facts(steps=[TRAIN], censuses=rows))
+    )
 
 
 @pytest.mark.parametrize(("number", "outputs"), [(32, True), (32 * 2**18, False)])

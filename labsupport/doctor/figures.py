@@ -125,6 +125,17 @@ def unexplained(facts):
     return int(rise) if rise > max(MIB, _MUCH * late) else 0
 
 
+def goes_on(facts):
+    """Whether the level at the begin of the commonest step rises in the second half of the run at least half as much as in the first; also where there are too few to tell."""
+    step = max(facts.steps, key=lambda step: step.count, default=None)
+    levels = [size for _, size in step.levels] if step else []
+    third = len(levels) // 3
+    if third < 2:
+        return True
+    early, middle, late = (statistics.median(levels[i * third : (i + 1) * third]) for i in range(3))
+    return late - middle >= (middle - early) / 2
+
+
 def _early_and_late(step):
     """Medians of the levels in the first and the last third; None for too few."""
     levels = [size for _, size in step.levels]

@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 
+from labsupport.doctor.figures import goes_on
 from labsupport.doctor.suspects import GROWTH_LEAST, GROWTH_SHARE, WORTH_NAMING, Suspect, buffered, line_in
 from labsupport.ground.budget import MIB, mib
 
@@ -23,8 +24,8 @@ _LET_GO = 1.2
 _EXPLAINED = 0.7
 # Times what the steps so far added each: what is more at the end came at once, such as the result of a last tf.concat.
 _AS_MUCH = 2
-# Times the step of the last census in its turn.
-_EARLY = 4
+# Censuses in their turn from which a rise is told.
+_ENOUGH = 4
 # Steps in a pass over data: what is kept once in a pass is told by the pass.
 _A_PASS = 2
 # Bytes of one thing that is kept, on average: more than a loss or a row of metrics.
@@ -159,10 +160,15 @@ def kept(facts, name, finished):
     grown = max(grown, size(counted) - size(_settled(facts)))
     last = facts.censuses[-1]
     if finished and size(last) > size(counted):
+        names = {holder.name for holder in _holders(counted, name)}
+        now = sum(holder.size - finished * holder.bounded for holder in _holders(last, name) if holder.name in names)
+        steps = last.step - _settled(facts).step
+        if _named(counted, name) > _EXPLAINED * size(counted):  # what grew has names: others came at once
+            return max(grown, now - size(_settled(facts))), steps, last
         # What the steps behind the last census explain, by what those before it added; more came at once.
         a_step = grown / max(1, counted.step - _settled(facts).step)
         most = _AS_MUCH * a_step * max(1, last.step - counted.step)
-        return grown + min(size(last) - size(counted), most), last.step - _settled(facts).step, last
+        return grown + min(size(last) - size(counted), most), steps, last
     after = _after(facts, counted, grown)
     until = sum(step.count for step in facts.steps) if after else counted.step
     return grown + after, until - _settled(facts).step, counted
@@ -189,9 +195,12 @@ def tensors_kept(facts, finished):
 
 
 def _by_growth(facts, running):
-    """The censuses that were taken because tensors had grown, where those in their turn end early: a busy machine affords few."""
-    extra = [census for census in facts.censuses[:-1] if census.extra]
-    return extra if running and extra and extra[-1].step > _EARLY * running[-1].step else []
+    """All censuses, also those that were taken because tensors had grown, where few came in their turn: a busy machine affords few.
+
+    None where the level of tensor memory does not go on rising: what grew until then may have been filled once.
+    """
+    few = sum(census.step >= 2 for census in running) < _ENOUGH
+    return [census for census in facts.censuses[:-1] if running] if few and goes_on(facts) else []
 
 
 def _named(census, name):
