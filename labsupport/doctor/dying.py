@@ -209,14 +209,16 @@ def activations(death):
     change = ""
     if facts.made.get("optimizer") == "":  # none of Keras' was made
         change = "halve the batch; for the same updates take the gradients of both halves, and apply their mean"
-    if asked and facts.segments == 1:
+    pieces = bool(asked) and facts.segments == 1
+    if pieces:
         sentence = "all that is made in it is made again at once on the way back, when the gradients are taken"
         evidence.append(f"recomputation, asked for at {asked}, is one single piece: {sentence}")
         change = "recompute in several pieces, such as one for each few layers: as many pieces as one has layers"
     if death.during and death.during.name.startswith(EVALUATES):
         evidence.append("it was evaluation that ran out, not training")
         change = "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()"
-    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change)
+        pieces = False
+    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change, not pieces)
 
 
 def _building(result, parts):
