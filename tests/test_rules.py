@@ -167,7 +167,9 @@ def test_what_is_kept_after_the_last_census_is_reckoned_with():
 @pytest.mark.parametrize(("rate", "named"), [(1, True), (0, False)])
 def test_what_names_hold_more_and_more_of_is_retained_also_where_few_censuses_were_taken(rate, named):
     held = lambda step: [Holder("kept", step, (5 + rate * step) * MIB, "t.py:6")]
-    extra = [Census(n, 0, tensors=(5 + n) * MIB, extra=True, tensor_holders=held(n)) for n in (9, 17, 25, 40)]
+    extra = [
+        Census(n, 0, tensors=(5 + n) * MIB, extra=True, tensor_holders=held(n)) for n in (9, 13, 17, 21, 25, 29, 40)
+    ]
     rows = [Census(1, 0), Census(2, 0, tensors=2 * MIB), *extra, Census(64, 0)]
     facts = Facts(steps=[many(64, 1)], censuses=rows)
     found = diagnose(finished(facts)).suspects

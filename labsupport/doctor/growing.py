@@ -32,16 +32,22 @@ _A_PASS = 2
 _OUTPUTS = 2**14
 
 
-def _increase(censuses, size):
+def _increase(censuses, size, little_by_little=False):
     """By how much a size rose over the run; 0 unless it rose twice and was always higher in the last third than before.
 
     A single rise is an event, such as the first evaluation; what comes and goes with batches is lower now and then. A
-    third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run.
+    third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run. Others lie close to each other: then
+    small rises add up to one, little by little.
     """
     values = [size(census) for census in censuses if census.step >= 2]
     late = max(2, len(values) // 3)
     least = _A_RISE * (max(values) - min(values)) if values else 0
-    rises = sum(later - earlier > least for earlier, later in zip(values, values[1:]))
+    rises, last = 0, values[:1]
+    for value in values:
+        if value - last[0] > least:
+            rises += 1
+        if value - last[0] > least or not little_by_little:
+            last = [value]
     return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
 
 
@@ -152,7 +158,9 @@ def kept(facts, name, finished):
     """
     running = _while_steps_ran(facts)
     size = lambda census: getattr(census, name) - finished * _bounded(census, name)
-    grown = _increase(running, size) or _increase(_by_growth(facts, running), lambda census: _named(census, name))
+    grown = _increase(running, size) or _increase(
+        _by_growth(facts, running), lambda census: _named(census, name), little_by_little=True
+    )
     if not running or grown < max(GROWTH_LEAST, GROWTH_SHARE * (running[-1].level or 0)):
         return 0, 0, None
     extra = [census for census in facts.censuses[:-1] if census.extra]
