@@ -125,6 +125,13 @@ def test_a_model_after_another_is_not(held):
     assert kinds(finished(Facts(steps=[TRAIN], censuses=models(held)))) == []
 
 
+@pytest.mark.parametrize(("at_the_end", "named"), [(14, True), (3, False)])
+def test_models_that_were_counted_out_of_turn_count_where_they_are_held_at_the_end(at_the_end, named):
+    rows = [Census(step, 0, held=held * MIB, extra=step > 31) for step, held in ((2, 3), (31, 3), (41, 7), (82, 10))]
+    rows += [Census(122, 0, held=14 * MIB, extra=True), Census(160, 0, held=at_the_end * MIB)]
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=rows))) == ["models kept alive"] * named
+
+
 def test_tensors_and_arrays_that_stay_are_retained():
     facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
     facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[Holder("losses", 31, 30 * MIB)])

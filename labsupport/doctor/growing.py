@@ -96,7 +96,12 @@ def grown_variables(facts, finished):
     """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
     at_the_end = [] if finished else facts.censuses[-1:]  # a script that finished has let go of its models there
     running = _while_steps_ran(facts) + at_the_end
-    grown = _increase(running, attrgetter("held"))
+    held = attrgetter("held")
+    grown = _increase(running, held)
+    if not grown and finished and (seen := _by_growth(facts, _while_steps_ran(facts))):
+        # Nothing was collected for most of these: what is still held at the end, behind a collection, is no garbage.
+        still = held(facts.censuses[-1]) - held(_settled(facts))
+        grown = max(0, min(_increase(seen, held, little_by_little=True), still))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
 
