@@ -161,7 +161,8 @@ def test_what_is_kept_after_the_last_census_is_reckoned_with():
     """Where tensors explain what the level rose by until then; and what is kept once in a pass is told by the pass."""
 
     def found(tensors):
-        step = lambda n: Census(n, n * MIB, tensors=int(tensors * n * MIB))
+        held = lambda n: [Holder("a Keep", n, int(tensors * n * MIB), "t.py:6")]
+        step = lambda n: Census(n, n * MIB, tensors=int(tensors * n * MIB), tensor_holders=held(n))
         rows = [step(2**n) for n in range(6)] + [Census(320, 0)]
         facts = Facts(steps=[many(320, 1)], censuses=rows, passes=[None, None], number_of_passes=41)
         (suspect,) = diagnose(finished(facts, peak=330 * MIB)).suspects
@@ -169,6 +170,7 @@ def test_what_is_kept_after_the_last_census_is_reckoned_with():
 
     assert found(1).size == 318 * MIB and found(0.5).size == 15 * MIB
     assert "318.0 MiB in 318 steps, 1.0 MiB a step, 8.0 MiB a pass over the data" in found(1).evidence[0]
+    assert found(1).place == "t.py:6" and "a Keep holds 32 of them, 32.0 MiB after 32 steps" in found(1).evidence
 
 
 @pytest.mark.parametrize(("rate", "named"), [(1, True), (0, False)])

@@ -248,14 +248,19 @@ def retained(facts, finished):
             f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step{a_pass}"
         ]
         holders = _holders(last, name)
-        for holder in holders[:2]:
-            if holder.size > WORTH_NAMING * grown:
-                evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
-        place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * grown), "")
+        counted = min(grown, getattr(last, name))
+        then = f" after {last.step} steps" * (counted < grown)
+        worth = [holder for holder in holders if holder.size > WORTH_NAMING * counted]
+        evidence += [
+            f"{holder.name} holds {holder.number} of them, {mib(holder.size)}{then}"
+            for holder in worth
+            if holder in holders[:2]
+        ]
+        place = worth[0].place if worth else ""
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
             place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
-        outputs = holders and holders[0].size > max(WORTH_NAMING * grown, _OUTPUTS * holders[0].number)
+        outputs = worth and worth[0].size > _OUTPUTS * worth[0].number
         change = (
             "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
             "(all[start:end] = part), which is no device memory, and keep no list of tensors; where not, keep numbers of them"
