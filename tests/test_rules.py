@@ -231,6 +231,9 @@ def test_a_model_that_stays_in_spite_of_clear_session_is_told_what_helps():
     facts.made["clear_session"] = "t.py:7"
     (suspect,) = diagnose(finished(facts)).suspects
     assert "clear_session() was called (t.py:7)" in evidence(finished(facts))
+    facts.censuses = models([2, 2, 4, 6, 8, 9], alive=4, size=8)  # as much as the variables that are alive have
+    (alive,) = diagnose(finished(facts)).suspects
+    assert "history.history" in alive.change and "call keras" not in alive.change
     assert "set_weights()" in suspect.change and "call keras.utils.clear_session()" not in suspect.change
 
 

@@ -141,6 +141,11 @@ def earlier_models(facts, finished):
             )
     elif len(last.models) > 2:
         evidence.append(f"{len(last.models)} models are alive")
+        if facts.made.get("clear_session"):
+            change = (
+                "let go of each model: clear_session() was called, and something still leads to them, such as a list of the script's, "
+                "or what fit() returns, which holds its model (keep history.history)"
+            )
     if last.models_met == 1:
         evidence.append(
             "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
