@@ -136,6 +136,8 @@ def test_tensors_and_arrays_that_stay_are_retained():
     facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
     facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[Holder("losses", 31, 30 * MIB)])
     assert kinds(finished(facts)) == ["retained tensors"]
+    facts.number_of_passes = 1
+    assert "a pass" not in evidence(finished(facts))
     assert "losses holds 31 of them, 30.0 MiB" in evidence(finished(facts))
     assert kinds(finished(Facts(steps=[TRAIN], censuses=censuses(arrays=[1, 2, 4, 8, 16, 32])))) == ["retained tensors"]
 

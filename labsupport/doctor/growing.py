@@ -180,7 +180,7 @@ def kept(facts, name, finished):
     if finished and size(last) > size(counted):
         names = {holder.name for holder in _holders(counted, name)}
         now = sum(holder.size - finished * holder.bounded for holder in _holders(last, name) if holder.name in names)
-        steps = max(1, last.step - _settled(facts).step)
+        steps = last.step - _settled(facts).step
         if _named(counted, name) > _EXPLAINED * size(counted):  # what grew has names: others came at once
             return max(grown, now - size(_settled(facts))), steps, last
         # What the steps behind the last census explain, by what those before it added; more came at once.
@@ -189,7 +189,7 @@ def kept(facts, name, finished):
         return grown + min(size(last) - size(counted), most), steps, last
     after = _after(facts, counted, grown)
     until = sum(step.count for step in facts.steps) if after else counted.step
-    return grown + after, max(1, until - _settled(facts).step), counted
+    return grown + after, until - _settled(facts).step, counted
 
 
 def _after(facts, counted, grown):
@@ -246,7 +246,7 @@ def retained(facts, finished):
         grown, steps, last = kept(facts, name, finished)
         if not grown or _is_garbage(facts, grown):
             continue
-        a_pass = f", {mib(grown / (facts.number_of_passes - 1))} a pass over the data" * (
+        a_pass = f", {mib(grown / max(1, facts.number_of_passes - 1))} a pass over the data" * (
             1 < facts.number_of_passes < steps / _A_PASS
         )
         evidence = [
