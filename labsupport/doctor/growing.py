@@ -250,7 +250,7 @@ def retained(facts, finished):
             1 < facts.number_of_passes < steps / _A_PASS
         )
         evidence = [
-            f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step{a_pass}"
+            f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step{a_pass}"
         ]
         holders = _holders(last, name)
         counted = min(grown, getattr(last, name))
@@ -281,7 +281,7 @@ def waiting(facts, finished):
         of = f", among them {facts.cycles}" * bool(facts.cycles)
         sentence = (
             f"Python's collector is switched off (gc.disable()), so that it never comes: {mib(garbage)} of tensors were garbage in "
-            f"reference cycles at the end{of}; what stays alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"
+            f"reference cycles at the end{of}; what stays alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step"
         )
         change = "break the cycle of references, or leave the collector on, or call gc.collect() now and then"
         yield Suspect(
