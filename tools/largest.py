@@ -10,13 +10,12 @@ The true one comes from a search to the last example. A batch is run once, in an
 from table import write_rows
 from zoo import wanted
 from zoo_models import zoo
-from zoo_table import RECORDED
+from zoo_table import LARGEST
 
 from labsupport.fits.largest import largest_batch
 from labsupport.fits.measuring import run_step
 from labsupport.showing.running import run
 
-TABLE = RECORDED / "largest.csv"
 COLUMNS = "model budget way batch true runs ooms".split()
 HALVING_FROM = 128  # accelerate's own default
 CASES = {"two_inputs": "600 MiB", "subclassed": "900 MiB", "transformer": "900 MiB", "MobileNetV2": "700 MiB"}
@@ -80,7 +79,7 @@ def main():
         )
         rows += [dict(zip(COLUMNS, (name, budget, way, best, true, runs, bad))) for way, best, runs, bad in found]
         print(*rows[-3:], sep="\n", flush=True)
-        write_rows(TABLE, COLUMNS, rows)
+        write_rows(LARGEST, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from labsupport.showing.cards import template
 
 ROOT = Path(__file__).parents[1]
 README, PAGES = ROOT / "README.md", ROOT / "tools" / "book" / "pages"
+GUIDE = ROOT / "tools" / "classroom" / "TEACHING.md"
 TABLE, ZOO = ROOT / "data" / "verdicts.md", ROOT / "data" / "zoo.md"
 RELEASES = ROOT / "data" / "releases.md"
 SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever their verdicts are
@@ -176,13 +177,15 @@ def _with(text, name, part):
 def update_readme(ledger, only_check):
     """Write what is made from notebooks and zoo, and the README's picture; or, to check, exit with a message where it has drifted."""
     zoo, releases = zoo_table.read(), releases_table.with_committed(ledger)
-    parts = {
-        README: ("verdicts", surprises(ledger)),
-        PAGES / "labs.md": ("labs", list_of_labs()),
-        PAGES / "fits.md": ("zoo", zoo_table.summary(zoo)),
-        ROOT / "tools" / "classroom" / "TEACHING.md": ("rehearsal", rehearsal.table()),
-    }
-    new = {path: _with(path.read_text(), *part) for path, part in parts.items()}
+    new = {path: path.read_text() for path in (README, PAGES / "labs.md", PAGES / "fits.md", GUIDE)}
+    for path, name, part in (
+        (README, "verdicts", surprises(ledger)),
+        (PAGES / "labs.md", "labs", list_of_labs()),
+        (PAGES / "fits.md", "zoo", zoo_table.summary(zoo)),
+        (PAGES / "fits.md", "largest", zoo_table.largest()),
+        (GUIDE, "rehearsal", rehearsal.table()),
+    ):
+        new[path] = _with(new[path], name, part)
     new |= {TABLE: table(ledger), ZOO: zoo_table.page(zoo), RELEASES: releases_table.page(releases)}
     drifted = [path.name for path, text in new.items() if not path.exists() or path.read_text() != text]
     if only_check:

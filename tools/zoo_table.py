@@ -8,6 +8,7 @@ from table import write_rows
 
 RECORDED = Path(__file__).parents[1] / "data/recorded"
 TABLE, RUNS, PICTURE = RECORDED / "zoo.csv", RECORDED / "zoo_runs.csv", RECORDED / "zoo.svg"
+LARGEST = RECORDED / "largest.csv"  # of largest.py
 # measured_mib: the highest of the runs, which zoo_runs.csv has one by one, since "it fits" has to hold in each of them
 COLUMNS = (
     "model half batch optimizer predicted_lowest_mib predicted_mib measured_lowest_mib measured_mib runs error_percent "
@@ -132,3 +133,16 @@ def draw(rows):
     axes.set(xscale="log", xlabel="measured peak of a step, MiB", ylabel="error of the prediction, %")
     axes.legend()
     figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def largest():
+    """The table of largest batches as Markdown: for each model and way the batch found, runs and OOMs."""
+    with LARGEST.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    lines = ["| model, budget | the largest that runs | " + " | ".join(ways) + " |", "|---|---|" + "---|" * len(ways)]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of_model = [row for row in rows if row["model"] == model]
+        cells = [f"{row['batch']}; runs {row['runs']}, OOM {row['ooms']}" for row in of_model]
+        lines.append(f"| {model}, {of_model[0]['budget']} | {of_model[0]['true']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
