@@ -1,12 +1,16 @@
 """What is alive is counted without touching what it is not about, and what the collector freed is not forgotten."""
 
+import copy
 import gc
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from labsupport.doctor.alive import KINDS, Finder, instances
+from labsupport.doctor.alive import KINDS, Finder, instances, uncollected
 from labsupport.doctor.census import Collections
+from labsupport.doctor.cycles import most_common
+from labsupport.doctor.names import own_names
 
 
 class Model:
@@ -78,3 +82,29 @@ def test_garbage_that_was_collected_after_the_peak_was_in_use_at_it(after, freed
     elif after == "a higher peak":
         peak[0] = 96
     assert collections.freed() == freed
+
+
+class Loop:
+    def __init__(self):
+        self.me = self
+
+
+def test_garbage_is_told_by_the_class_that_most_of_it_is_of():
+    with uncollected():
+        gc.collect()
+        for _ in range(200):
+            Loop()
+        assert re.fullmatch(r"200 objects of Loop \(test_alive\.py:\d+\)", most_common())
+        assert not gc.garbage and not gc.get_debug()
+        gc.collect()
+        assert "Loop" not in most_common()
+
+
+class Kept:
+    def __deepcopy__(self, memo):
+        return set(own_names([]))
+
+
+def test_what_a_library_was_given_is_found_by_its_class():
+    assert "an object of Kept" in copy.deepcopy(Kept())
+    assert "an object of Kept" not in own_names([])

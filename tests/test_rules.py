@@ -12,6 +12,7 @@ from labsupport.doctor.dying import Death
 from labsupport.doctor.figures import Parts, growth, parts_of_peak
 from labsupport.doctor.rules import diagnose
 from labsupport.doctor.suspects import CHANGES, LABS
+from labsupport.doctor.terminal import no_suspect
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Buffer, Cause, Census, Converted, Facts, Function, Holder, Interval, Model, Step
 from labsupport.ground.result import ArmError, ArmResult, Family, Line, Offspring
@@ -124,10 +125,19 @@ def test_a_model_after_another_is_not(held):
     assert kinds(finished(Facts(steps=[TRAIN], censuses=models(held)))) == []
 
 
+@pytest.mark.parametrize(("at_the_end", "named"), [(14, True), (3, False)])
+def test_models_that_were_counted_out_of_turn_count_where_they_are_held_at_the_end(at_the_end, named):
+    rows = [Census(step, 0, held=held * MIB, extra=step > 31) for step, held in ((2, 3), (31, 3), (41, 7), (82, 10))]
+    rows += [Census(122, 0, held=14 * MIB, extra=True), Census(160, 0, held=at_the_end * MIB)]
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=rows))) == ["models kept alive"] * named
+
+
 def test_tensors_and_arrays_that_stay_are_retained():
     facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
     facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[Holder("losses", 31, 30 * MIB)])
     assert kinds(finished(facts)) == ["retained tensors"]
+    facts.number_of_passes = 1
+    assert "a pass" not in evidence(finished(facts))
     assert "losses holds 31 of them, 30.0 MiB" in evidence(finished(facts))
     assert kinds(finished(Facts(steps=[TRAIN], censuses=censuses(arrays=[1, 2, 4, 8, 16, 32])))) == ["retained tensors"]
 
@@ -142,6 +152,97 @@ def test_a_queue_with_a_largest_length_only_fills():
     assert (suspect.kind, suspect.place) == ("retained tensors", "t.py:4")
     assert found(True, finished) == []
     assert "retained tensors" in [suspect.kind for suspect in found(True, died)]  # it was too long for this budget
+
+
+def many(count, a_step):
+    """A step that ran so often, with levels that rose by so many MiB each time."""
+    return Step("f (t.py:9)", "step", count=count, levels=[(n, int(n * a_step * MIB)) for n in range(1, count + 1)])
+
+
+def test_what_is_kept_after_the_last_census_is_reckoned_with():
+    """Where tensors explain what the level rose by until then; and what is kept once in a pass is told by the pass."""
+
+    def found(tensors):
+        held = lambda n: [Holder("a Keep", n, int(tensors * n * MIB), "t.py:6")]
+        step = lambda n: Census(n, n * MIB, tensors=int(tensors * n * MIB), tensor_holders=held(n))
+        rows = [step(2**n) for n in range(6)] + [Census(320, 0)]
+        facts = Facts(steps=[many(320, 1)], censuses=rows, passes=[None, None], number_of_passes=41)
+        (suspect,) = diagnose(finished(facts, peak=330 * MIB)).suspects
+        return suspect
+
+    assert found(1).size == 318 * MIB and found(0.5).size == 15 * MIB
+    assert "318.0 MiB in 318 steps, 1.0 MiB a step, 8.0 MiB a pass over the data" in found(1).evidence[0]
+    assert found(1).place == "t.py:6" and "a Keep holds 32 of them, 32.0 MiB after 32 steps" in found(1).evidence
+
+
+@pytest.mark.parametrize(("rate", "named"), [(1, True), (0, False)])
+def test_what_names_hold_more_and_more_of_is_retained_also_where_few_censuses_were_taken(rate, named):
+    held = lambda step: [Holder("kept", step, (5 + rate * step) * MIB, "t.py:6")]
+    extra = [
+        Census(n, 0, tensors=(5 + n) * MIB, extra=True, tensor_holders=held(n)) for n in (9, 13, 17, 21, 25, 29, 40)
+    ]
+    rows = [Census(1, 0), Census(2, 0, tensors=2 * MIB), *extra, Census(64, 0)]
+    facts = Facts(steps=[many(64, 1)], censuses=rows)
+    found = diagnose(finished(facts)).suspects
+    assert [(suspect.kind, suspect.place) for suspect in found] == [("retained tensors", "t.py:6")] * named
+    facts.steps[0].levels[25:] = [(n, 25 * MIB) for n in range(26, 65)]  # it was filled by then
+    assert kinds(finished(facts)) == []
+
+
+def test_what_comes_at_once_at_the_end_is_no_growth_by_step():
+    rows = [Census(2**n, 0, tensors=2 * 2**n * MIB) for n in range(6)]
+    for at_once, grown in ((64, 64), (0, 62)):
+        rows[6:] = [Census(33, 0, tensors=(66 + at_once) * MIB)]
+        (suspect,) = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
+        assert suspect.size == min(66 + at_once - 4, grown) * MIB
+
+
+def test_of_names_that_hold_tensors_those_that_grew_with_the_steps_count():
+    held = lambda n: [Holder("outs", n, 2 * n * MIB, "t.py:8")]
+    rows = [Census(2**n, 0, tensors=2 * 2**n * MIB, tensor_holders=held(2**n)) for n in range(5)]
+    rows += [Census(32, 0, tensors=128 * MIB, tensor_holders=[*held(32), Holder("joined", 1, 64 * MIB, "t.py:9")])]
+    (suspect,) = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
+    assert (suspect.size, suspect.place) == (60 * MIB, "t.py:8") and "in 30 steps, 2.0 MiB a step" in evidence(
+        finished(Facts(steps=[TRAIN], censuses=rows))
+    )
+
+
+@pytest.mark.parametrize(("number", "outputs"), [(32, True), (32 * 2**18, False)])
+def test_outputs_that_are_kept_are_no_losses(number, outputs):
+    facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
+    facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[Holder("kept", number, 31 * MIB)])
+    (suspect,) = diagnose(finished(facts)).suspects
+    assert ("made beforehand" in suspect.change) == outputs and ("float(loss)" in suspect.change) != outputs
+
+
+@pytest.mark.parametrize("end", [finished, died])
+def test_garbage_that_nobody_collects_grows_in_any_run(end):
+    rows = censuses(tensors=[1, 2, 4, 8, 16, 32])[:-1] + [Census(64, 0, garbage=60 * MIB)]
+    facts = Facts(steps=[TRAIN], censuses=rows, uncollected=True, cycles="60 objects of Step (t.py:4)", failed=IN_STEP)
+    suspect = diagnose(end(facts)).suspects[0 if end is finished else -1]
+    assert (suspect.kind, suspect.place) == ("garbage that waits for the collector", "t.py:4")
+    assert diagnose(end(facts)).parts.garbage == 60 * MIB and not diagnose(end(facts)).parts.kept
+    assert "gc.disable()" in suspect.evidence[0] and "60 objects of Step" in suspect.evidence[0]
+    facts.censuses[-1] = Census(64, 0, tensors=64 * MIB)  # what is held is not garbage
+    assert kinds(finished(facts)) == ["retained tensors"]
+
+
+def test_a_model_that_stays_in_spite_of_clear_session_is_told_what_helps():
+    facts = Facts(steps=[TRAIN], censuses=models([8, 8, 16, 24, 32, 40]), made={"model": "t.py:8"})
+    assert "call keras.utils.clear_session()" in diagnose(finished(facts)).suspects[0].change
+    facts.made["clear_session"] = "t.py:7"
+    (suspect,) = diagnose(finished(facts)).suspects
+    assert "clear_session() was called (t.py:7)" in evidence(finished(facts))
+    facts.censuses = models([2, 2, 4, 6, 8, 9], alive=4, size=8)  # as much as the variables that are alive have
+    (alive,) = diagnose(finished(facts)).suspects
+    assert "history.history" in alive.change and "call keras" not in alive.change
+    assert "set_weights()" in suspect.change and "call keras.utils.clear_session()" not in suspect.change
+
+
+@pytest.mark.parametrize(("step", "buffers", "told"), [(1, 0, True), (0.01, 0, False), (1, 60, False)])
+def test_a_level_that_rises_is_not_called_good_news(step, buffers, told):
+    facts = Facts(steps=[many(60, step)], censuses=[Census(1, 0, buffers=buffers * MIB)])
+    assert ("rose by" in no_suspect(finished(facts))[1]) == told
 
 
 @pytest.mark.parametrize(
@@ -360,6 +461,22 @@ def test_recomputation_that_was_asked_for_and_never_ran_is_told(times):
     assert ("asked for at t.py:4, and nothing recomputes" in evidence(died(facts))) == (not times)
 
 
+@pytest.mark.parametrize(("segments", "told"), [(1, True), (6, False)])
+def test_recomputation_in_one_piece_is_told(segments, told):
+    facts = one(weights=5)
+    facts.made, facts.recomputed, facts.segments = {"recomputation": "t.py:4"}, segments, segments
+    assert ("one single piece" in evidence(died(facts))) == told
+    change = diagnose(died(facts)).suspects[0].change
+    assert ("in several pieces" in change) == told and ("to expect" in change) != told
+
+
+@pytest.mark.parametrize("line", ["", "t.py:5"])
+def test_only_an_optimizer_of_keras_accumulates_gradients(line):
+    facts = one(weights=5)
+    facts.made = {"optimizer": line}
+    assert ("gradient_accumulation_steps" in diagnose(died(facts)).suspects[0].change) == bool(line)
+
+
 def test_what_is_in_use_in_an_update_is_the_optimizers():
     result = died(one(weights=30, slots=60))
     assert kinds(result) == ["batch-bound activations"]
@@ -402,7 +519,7 @@ def test_an_interval_tells_what_memory_ran_out_for():
     assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=IN_STEP))) == ["batch-bound activations"]
     assert kinds(died(Facts(censuses=[Census(0, 0)]))) == ["input copy"]  # before any step: pieces of a data set
     facts = Facts(steps=[TRAIN], censuses=[Census(1, 0, weights=MIB)], open=Interval("step", TRAIN.name, 0))
-    assert "the process died" in evidence(died(facts, Cause.CRASH_OUT, peak=None))
+    assert "which began with 0.0 MiB in use, the process died" in evidence(died(facts, Cause.CRASH_OUT, peak=None))
     assert "memory rose from 10.0 MiB to 250.0 MiB" in evidence(died(one()))
 
 
@@ -486,8 +603,10 @@ def test_parts_never_add_up_to_more_than_the_peak_and_what_was_wanted():
         facts = Facts(censuses=taken, buffers=[Buffer(some(), "Shuffle")], converted=Converted(now=some()))
         peak, wanted = chance.choice([None, some()]), chance.choice([None, some()])
         result = died(facts, peak=peak, wanted=wanted, dumps=[some()])
+        result.tensors = [(1.0, some())]
         parts = parts_of_peak(result, earlier_models=some(), kept=some())
-        highest = max([*result.dumps, *(census.level for census in taken)]) if peak is None else peak
+        seen = [*result.dumps, *(census.level for census in taken), result.tensors[0][1]]
+        highest = max(seen) if peak is None else peak
         assert min(astuple(parts)) >= 0
         assert sum(astuple(parts)) == highest + (wanted or facts.converted.now)
         assert sum(size for _, size in parts.rows()) == highest  # what found no room stands apart

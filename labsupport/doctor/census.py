@@ -82,10 +82,10 @@ class Censuses:
         self._lines[iterator] = ask(self._made.stages, dataset, {})
         self._endless = self._endless or ask(_caches_behind_repeat, dataset, False)
 
-    def take(self, step, frames=(), between=False, extra=False):
+    def take(self, step, frames=(), between=False, extra=False, collects=True):
         """Count after so many steps. frames: functions whose names count as holders, beside those that called this.
 
-        extra: as in Census; nothing is collected then, or the doctor would cure what it looks for.
+        extra: as in Census; nothing is collected then, or the doctor would cure what it looks for. Nor is it if not collects.
         between: from another thread, while a call of the script runs; the next one takes its place, and nothing is collected.
         Garbage is collected only where what is alive has grown, to tell what only waits for the collector: a script in
         which nothing grows is not changed in when its own finalizers run.
@@ -93,7 +93,7 @@ class Censuses:
         if self._between:
             self.taken.pop()
             self._between = False
-        found = self._finder.by_kind() if between or extra else self._found()
+        found = self._found() if collects and not (between or extra) else self._finder.by_kind()
         inner = {key for model in found["models"] for key in ask(_inside, model, ())}
         outer = [model for model in found["models"] if id(model) not in inner]
         self._meet(outer)

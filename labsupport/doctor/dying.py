@@ -186,7 +186,7 @@ def activations(death):
         return
     where, facts = "operations outside a training step took it", death.result.facts
     if death.during and death.during.kind == "step":
-        where = f"in {death.during.name} the process died"
+        where = f"in {death.during.name}, which began with {mib(death.during.level)} in use, the process died"
         if facts.in_tape >= _MANY_IN_TAPE:
             sentence = f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
             evidence = [where, sentence, death.failing]
@@ -201,13 +201,24 @@ def activations(death):
     if asked and not facts.recomputed:
         evidence.append(
             f"recomputation is asked for at {asked}, and nothing recomputes: what keras.remat or tf.recompute_grad returns must "
-            "be what is called, and a RematScope must be open where the layers are made"
+            "be what is called, and a RematScope must be open where the layers are made (in a compiled model it then raises a "
+            "ValueError about keyword arguments for layers that take `training`: call those through keras.remat)"
         )
+    if death.parts.working and death.parts.wanted:
+        evidence.append(f"{mib(death.parts.working)} of it were in use, {mib(death.parts.wanted)} were asked for")
     change = ""
+    if facts.made.get("optimizer") == "":  # none of Keras' was made
+        change = "halve the batch; for the same updates take the gradients of both halves, and apply their mean"
+    pieces = bool(asked) and facts.segments == 1
+    if pieces:
+        sentence = "all that is made in it is made again at once on the way back, when the gradients are taken"
+        evidence.append(f"recomputation, asked for at {asked}, is one single piece: {sentence}")
+        change = "recompute in several pieces, such as one for each few layers: as many pieces as one has layers"
     if death.during and death.during.name.startswith(EVALUATES):
         evidence.append("it was evaluation that ran out, not training")
         change = "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()"
-    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change)
+        pieces = False
+    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change, not pieces)
 
 
 def _building(result, parts):
@@ -266,8 +277,10 @@ def garbage(death):
             f"{mib(size)} of tensors were garbage in reference cycles when memory ran out: objects that refer to themselves, "
             "by a closure or a bound method, wait for Python's collector, which counts objects and not bytes"
         )
-        evidence = [sentence, "break the cycle, or call gc.collect()"]
-        yield Suspect("garbage that waits for the collector", size, evidence, place_of(death.result))
+        cycles = death.result.facts.cycles
+        evidence = [sentence, *[f"most of it: {cycles}"] * bool(cycles), "break the cycle, or call gc.collect()"]
+        place = line_in(cycles) or place_of(death.result)
+        yield Suspect("garbage that waits for the collector", size, evidence, place)
 
 
 def large_output(death):

@@ -27,4 +27,4 @@ def examine(target, args):
         raise
     finally:
         probe.end()
-        probe.take_census([frame for frame in frames if own(frame.f_code)])
+        probe.last_census([frame for frame in frames if own(frame.f_code)], bool(frames))

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 
 from labsupport.ground.budget import MIB, mib
 
-# Fewer levels than two in each third give no median.
-_FEWEST_LEVELS = 6
+# Of the level late in a run: a smaller rise is that of a first evaluation, of metrics and the like; by trial.
+_MUCH = 0.3
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def parts_of_peak(result, earlier_models, kept):
         "earlier_models": earlier_models,
         "data": _data(facts, live),
         "kept": kept,
-        "garbage": facts.censuses[-1].garbage if result.error else 0,
+        "garbage": facts.censuses[-1].garbage if result.error or facts.uncollected else 0,
         "buffers": sum(buffer.size for buffer in facts.buffers),
     }
     rest = _peak(result)
@@ -97,7 +97,8 @@ def _peak(result):
     """Bytes: the allocator's own peak, or the highest level seen where the process died before it could report."""
     if result.figures["peak"] is not None:
         return result.figures["peak"]
-    return max([in_use(result) or 0] + [census.level or 0 for census in result.facts.censuses])
+    seen = [census.level or 0 for census in result.facts.censuses] + [size for _, size in result.tensors]
+    return max([in_use(result) or 0, *seen])
 
 
 def _data(facts, live):
@@ -113,12 +114,40 @@ def growth(facts):
     return [*filter(None, map(_by_step, facts.steps)), *_by_pass(facts.passes, facts.number_of_passes)]
 
 
-def _by_step(step):
-    levels = [size for _, size in step.levels]
-    if len(levels) < _FEWEST_LEVELS:
-        return ""
+def unexplained(facts):
+    """Bytes by which the level at the begin of the commonest step rose from the first third to the last, beyond what pipelines buffer; 0 for little."""
+    step = max(facts.steps, key=lambda step: step.count, default=None)
+    found = step and _early_and_late(step)
+    if not found:
+        return 0
+    early, late = found
+    rise = late - early - max((census.buffers for census in facts.censuses), default=0)
+    return int(rise) if rise > max(MIB, _MUCH * late) else 0
+
+
+def goes_on(facts):
+    """Whether the level at the begin of the commonest step rises in the second half of the run at least half as much as in the first; also where there are too few to tell."""
+    step = max(facts.steps, key=lambda step: step.count, default=None)
+    levels = [size for _, size in step.levels] if step else []
     third = len(levels) // 3
-    early, late = statistics.median(levels[:third]), statistics.median(levels[-third:])
+    if third < 2:
+        return True
+    early, middle, late = (statistics.median(levels[i * third : (i + 1) * third]) for i in range(3))
+    return late - middle >= (middle - early) / 2
+
+
+def _early_and_late(step):
+    """Medians of the levels in the first and the last third; None for too few."""
+    levels = [size for _, size in step.levels]
+    third = len(levels) // 3
+    return (statistics.median(levels[:third]), statistics.median(levels[-third:])) if third >= 2 else None
+
+
+def _by_step(step):
+    found = _early_and_late(step)
+    if found is None:
+        return ""
+    early, late = found
     a_step = (late - early) / (step.count * 2 / 3) / MIB  # the middles of first and last third lie that far apart
     adds = f"; a step adds up to {mib(step.rise)} for its duration" if step.rise else ""
     return (

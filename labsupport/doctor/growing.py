@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 
+from labsupport.doctor.figures import goes_on
 from labsupport.doctor.suspects import GROWTH_LEAST, GROWTH_SHARE, WORTH_NAMING, Suspect, buffered, line_in
 from labsupport.ground.budget import MIB, mib
 
@@ -19,18 +20,34 @@ _A_RISE = 0.1
 # Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
 # gone, when the two differ for no fault; by trial.
 _LET_GO = 1.2
+# Of the rise of the level: tensors that explain so much of it until a census are what it rises by afterwards.
+_EXPLAINED = 0.7
+# Times what the steps so far added each: what is more at the end came at once, such as the result of a last tf.concat.
+_AS_MUCH = 2
+# Censuses in their turn from which a rise is told.
+_ENOUGH = 4
+# Steps in a pass over data: what is kept once in a pass is told by the pass.
+_A_PASS = 2
+# Bytes of one thing that is kept, on average: more than a loss or a row of metrics.
+_OUTPUTS = 2**14
 
 
-def _increase(censuses, size):
+def _increase(censuses, size, little_by_little=False):
     """By how much a size rose over the run; 0 unless it rose twice and was always higher in the last third than before.
 
     A single rise is an event, such as the first evaluation; what comes and goes with batches is lower now and then. A
-    third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run.
+    third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run. Others lie close to each other: then
+    small rises add up to one, little by little.
     """
     values = [size(census) for census in censuses if census.step >= 2]
     late = max(2, len(values) // 3)
     least = _A_RISE * (max(values) - min(values)) if values else 0
-    rises = sum(later - earlier > least for earlier, later in zip(values, values[1:]))
+    rises, last = 0, values[:1]
+    for value in values:
+        if value - last[0] > least:
+            rises += 1
+        if value - last[0] > least or not little_by_little:
+            last = [value]
     return max(values) - values[0] if rises >= 2 and min(values[-late:]) > max(values[:-late]) else 0
 
 
@@ -79,7 +96,12 @@ def grown_variables(facts, finished):
     """Bytes by which the memory of variables rose over the run; 0 where it is less than half a model, or so little that a census lets garbage be."""
     at_the_end = [] if finished else facts.censuses[-1:]  # a script that finished has let go of its models there
     running = _while_steps_ran(facts) + at_the_end
-    grown = _increase(running, attrgetter("held"))
+    held = attrgetter("held")
+    grown = _increase(running, held)
+    if not grown and finished and (seen := _by_growth(facts, _while_steps_ran(facts))):
+        # Nothing was collected for most of these: what is still held at the end, behind a collection, is no garbage.
+        still = held(facts.censuses[-1]) - held(_settled(facts))
+        grown = max(0, min(_increase(seen, held, little_by_little=True), still))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
 
@@ -97,6 +119,7 @@ def earlier_models(facts, finished):
     grown, last = grown_variables(facts, finished), _fullest(facts)
     if not grown:
         return
+    change = ""
     evidence = [
         f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last.held)}; "
         f"the largest model alive has {mib(_largest_model(last))} of weights"
@@ -107,15 +130,29 @@ def earlier_models(facts, finished):
             f"{mib(last.held - seen)} belong to variables that Python has let go of; "
             "a graph (of a compiled train or predict function) keeps them"
         )
+        if cleared := facts.made.get("clear_session"):
+            evidence.append(
+                f"clear_session() was called ({cleared}): it clears Keras' own state, and neither that nor gc.collect() reaches "
+                "the table in which TensorFlow keeps the gradient functions of a traced train function, with its variables"
+            )
+            change = (
+                "build and compile one model, and give it its first weights again for each fold or trial (set_weights(), and the "
+                "optimizer's variables to zero); else train each model in a process that ends"
+            )
     elif len(last.models) > 2:
         evidence.append(f"{len(last.models)} models are alive")
+        if facts.made.get("clear_session"):
+            change = (
+                "let go of each model: clear_session() was called, and something still leads to them, such as a list of the script's, "
+                "or what fit() returns, which holds its model (keep history.history)"
+            )
     if last.models_met == 1:
         evidence.append(
             "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
         )
         yield Suspect("old optimizers after compile()", grown, evidence)
         return
-    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts))
+    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts), change)
 
 
 def _used_at(facts, least=2):
@@ -125,24 +162,77 @@ def _used_at(facts, least=2):
 
 
 def kept(facts, name, finished):
-    """(bytes by which "tensors" or "arrays" that stay alive grew with the steps, the census that tells); (0, None) for noise.
+    """(bytes by which "tensors" or "arrays" that stay alive grew, in how many steps, the census that tells); (0, 0, None) for noise.
 
     The end of a run that finished tells, too; that of one that failed may be the middle of a step.
     """
     running = _while_steps_ran(facts)
     size = lambda census: getattr(census, name) - finished * _bounded(census, name)
-    grown = _increase(running, size)
+    grown = _increase(running, size) or _increase(
+        _by_growth(facts, running), lambda census: _named(census, name), little_by_little=True
+    )
     if not running or grown < max(GROWTH_LEAST, GROWTH_SHARE * (running[-1].level or 0)):
-        return 0, None
+        return 0, 0, None
     extra = [census for census in facts.censuses[:-1] if census.extra]
-    last = max(running[-1:] + extra + facts.censuses[-1:] * finished, key=size)
-    return max(grown, size(last) - size(_settled(facts))), last
+    counted = max(running[-1:] + extra, key=size)
+    grown = max(grown, size(counted) - size(_settled(facts)))
+    last = facts.censuses[-1]
+    if finished and size(last) > size(counted):
+        names = {holder.name for holder in _holders(counted, name)}
+        now = sum(holder.size - finished * holder.bounded for holder in _holders(last, name) if holder.name in names)
+        steps = last.step - _settled(facts).step
+        if _named(counted, name) > _EXPLAINED * size(counted):  # what grew has names: others came at once
+            return max(grown, now - size(_settled(facts))), steps, last
+        # What the steps behind the last census explain, by what those before it added; more came at once.
+        a_step = grown / max(1, counted.step - _settled(facts).step)
+        most = _AS_MUCH * a_step * max(1, last.step - counted.step)
+        return grown + min(size(last) - size(counted), most), steps, last
+    after = _after(facts, counted, grown)
+    until = sum(step.count for step in facts.steps) if after else counted.step
+    return grown + after, until - _settled(facts).step, counted
+
+
+def _after(facts, counted, grown):
+    """By how much the level rose after a census, where what grew until then is what it rose by until then."""
+    most = max(facts.steps, key=attrgetter("count"), default=None)
+    before, level = _settled(facts).level, counted.level
+    if not (most and most.levels and before and level) or grown < _EXPLAINED * (level - before):
+        return 0
+    return max(0, most.levels[-1][1] - level)
+
+
+def _is_garbage(facts, grown):
+    """Whether tensors that grew by so much are garbage, which nobody collects."""
+    return facts.uncollected and facts.censuses[-1].garbage > grown / 2
+
+
+def tensors_kept(facts, finished):
+    """Bytes of tensors by which what is not garbage grew."""
+    grown = kept(facts, "tensors", finished)[0]
+    return 0 if _is_garbage(facts, grown) else grown
+
+
+def _by_growth(facts, running):
+    """All censuses, also those that were taken because tensors had grown, where few came in their turn: a busy machine affords few.
+
+    None where the level of tensor memory does not go on rising: what grew until then may have been filled once.
+    """
+    few = sum(census.step >= 2 for census in running) < _ENOUGH
+    return [census for census in facts.censuses[:-1] if running] if few and goes_on(facts) else []
+
+
+def _named(census, name):
+    """Bytes of "tensors" or "arrays" that names of the script lead to: they are no garbage, also where none was collected."""
+    return sum(holder.size - holder.bounded for holder in _holders(census, name))
 
 
 def _bounded(census, name):
     """Bytes of "tensors" or "arrays" in queues with a largest length: they grow only until they are full."""
-    holders = census.tensor_holders if name == "tensors" else census.array_holders
-    return sum(holder.bounded for holder in holders)
+    return sum(holder.bounded for holder in _holders(census, name))
+
+
+def _holders(census, name):
+    return census.tensor_holders if name == "tensors" else census.array_holders
 
 
 def _settled(facts):
@@ -153,20 +243,50 @@ def _settled(facts):
 def retained(facts, finished):
     """Tensors and arrays whose number grows with the steps."""
     for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
-        grown, last = kept(facts, name, finished)
-        if not grown:
+        grown, steps, last = kept(facts, name, finished)
+        if not grown or _is_garbage(facts, grown):
             continue
-        steps = last.step - _settled(facts).step
-        evidence = [f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / steps)} a step"]
-        holders = last.tensor_holders if name == "tensors" else last.array_holders
-        for holder in holders[:2]:
-            if holder.size > WORTH_NAMING * grown:
-                evidence.append(f"{holder.name} holds {holder.number} of them, {mib(holder.size)}")
-        place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * grown), "")
+        a_pass = f", {mib(grown / max(1, facts.number_of_passes - 1))} a pass over the data" * (
+            1 < facts.number_of_passes < steps / _A_PASS
+        )
+        evidence = [
+            f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step{a_pass}"
+        ]
+        holders = _holders(last, name)
+        counted = min(grown, getattr(last, name))
+        then = f" after {last.step} steps" * (counted < grown)
+        worth = [holder for holder in holders if holder.size > WORTH_NAMING * counted]
+        evidence += [
+            f"{holder.name} holds {holder.number} of them, {mib(holder.size)}{then}"
+            for holder in worth
+            if holder in holders[:2]
+        ]
+        place = worth[0].place if worth else ""
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
             place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
-        yield Suspect("retained tensors", grown, evidence, place)
+        outputs = worth and worth[0].size > _OUTPUTS * worth[0].number
+        change = (
+            "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
+            "(all[start:end] = part), which is no device memory, and keep no list of tensors; where not, keep numbers of them"
+        )
+        yield Suspect("retained tensors", grown, evidence, place, change if outputs and name == "tensors" else "")
+
+
+def waiting(facts, finished):
+    """Garbage in cycles, where the script has switched the collector off: no step is the last straw, it grows until the end."""
+    grown, steps, _ = kept(facts, "tensors", finished)
+    garbage = facts.censuses[-1].garbage
+    if grown and _is_garbage(facts, grown):
+        of = f", among them {facts.cycles}" * bool(facts.cycles)
+        sentence = (
+            f"Python's collector is switched off (gc.disable()), so that it never comes: {mib(garbage)} of tensors were garbage in "
+            f"reference cycles at the end{of}; what stays alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step"
+        )
+        change = "break the cycle of references, or leave the collector on, or call gc.collect() now and then"
+        yield Suspect(
+            "garbage that waits for the collector", max(garbage, grown), [sentence], line_in(facts.cycles), change
+        )
 
 
 def endless_cache(facts, finished):
@@ -221,4 +341,12 @@ def outside(facts):
     yield Suspect("growth outside TensorFlow", None, [grew, *holds, *nobody], filled[0].place if filled else "")
 
 
-GROWTH = (retracing, growing_graph, earlier_models, retained, endless_cache, kept_iterators)  # rule(facts, finished)
+GROWTH = (
+    retracing,
+    growing_graph,
+    earlier_models,
+    retained,
+    waiting,
+    endless_cache,
+    kept_iterators,
+)  # rule(facts, finished)

@@ -294,7 +294,7 @@ class _Visit:
                 block, seen = self._recording
                 block.__exit__(None, None, None)
                 self._probe.name_holders(seen)
-            self._probe.take_census([frame for frame in frames if own(frame.f_code)])
+            self._probe.last_census([frame for frame in frames if own(frame.f_code)], error is not None)
 
 
 def _stay_out_of_graphs():

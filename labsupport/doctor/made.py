@@ -22,19 +22,22 @@ class Made:
 
     def __init__(self, where):
         self._where = where
-        self._lines = {what: Counter() for what in ("model", "optimizer", "process", "recomputation")}
+        self._lines = {what: Counter() for what in ("model", "optimizer", "process", "recomputation", "clear_session")}
         self.recomputed = 0  # calls of functions that recompute on the way back
+        self.segments = 0  # the most of those in one graph, or in one step without a graph
+        self._segments_of = WeakKeyDictionary()  # a graph, or this object for a step without one: their number
         self._stages = WeakKeyDictionary()  # tf.data.Dataset: line
 
     def watch_tensorflow(self):
         """Wrap what makes stages of pipelines and what recomputes, and note when the process forks."""
         import tensorflow as tf
         from tensorflow.python.data.ops.dataset_ops import DatasetV2
-        from tensorflow.python.eager import record
+        from tensorflow.python.eager import context, record
 
         wrap(DatasetV2, "__init__", self._stage)
         wrap(tf, "recompute_grad", self._recompute)
         wrap(record, "stop_recording", self._not_recorded)
+        wrap(context.Context, "clear_kernel_cache", self._cleared)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=lambda: self._note("process"))  # a library's thread may do it
 
@@ -86,8 +89,26 @@ class Made:
     def _not_recorded(self, original):
         # Frames: wrap()'s, then who calls: tf.recompute_grad's inner function, among few others.
         caller = sys._getframe(2).f_code
-        self.recomputed += caller.co_name == "inner" and caller.co_filename.endswith("custom_gradient.py")
+        if caller.co_name == "inner" and caller.co_filename.endswith("custom_gradient.py"):
+            self.recomputed += 1
+            self._count_segment()
         return original()
+
+    @quietly
+    def _count_segment(self):
+        tf = sys.modules["tensorflow"]
+        key = self if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        number = self._segments_of[key] = self._segments_of.get(key, 0) + 1
+        self.segments = max(self.segments, number)
+
+    def step_begins(self):
+        """What recomputes without a graph is counted anew."""
+        self._segments_of.pop(self, None)
+
+    def _cleared(self, original, context):
+        if sys._getframe(2).f_code.co_name == "clear_session":  # frames: wrap()'s, then Keras'
+            self._note("clear_session")
+        return original(context)
 
     def _stage(self, original, dataset, *args, **kwargs):
         original(dataset, *args, **kwargs)

@@ -20,6 +20,7 @@ _MOST_ITEMS = 200_000
 _JUPYTERS = re.compile(r"get_ipython|exit|quit|open|In|Out|_[iod]h|_+|_\d+|_i+|_i\d+")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
 _belongs = lru_cache(4096)(is_own)  # a loop asks for the frames of one line at each step
+_FEW = 30  # things in a container: more are data, and not what a function was given
 _NOTHING_IN_IT = (*_PLAIN, types.ModuleType)
 
 
@@ -46,8 +47,37 @@ def own_names(frames):
         names = {**frame.f_globals, **names}
         if frame.f_code.co_name != "<module>":
             names.update({f"{name} in {frame.f_code.co_name}()": value for name, value in frame.f_locals.items()})
+    names.update(_handed_over(sys._getframe()))  # last: what they share with a name is told by the name
     names = {name: value for name, value in names.items() if not str(name).split(".")[-1].startswith("__")}
     return _without_jupyters(names) if "get_ipython" in names else names
+
+
+def _handed_over(frame):
+    """{"an object of Keep": object}: objects of the person's classes that a running function of a library was given, as fit() is its callbacks.
+
+    Only in the function that the person's code called: a frame that was asked for its locals holds them (Python 3.11), and
+    those of functions further in are batches.
+    """
+    found = {}
+    while frame.f_back is not None:
+        if own(frame.f_back.f_code) and not own(frame.f_code):
+            for one in _flat(list(frame.f_locals.values())):
+                if ask(_of_own_class, one, False):
+                    found[f"an object of {type(one).__name__}"] = one
+        frame = frame.f_back
+    return found
+
+
+def _of_own_class(thing):
+    module = type(thing).__module__
+    return module == "__main__" or _own_module(sys.modules.get(module))
+
+
+def _flat(value, depth=3):
+    """What a list, tuple or dict holds, such as a function's keyword arguments; else the value itself."""
+    if not depth or type(value) not in (list, tuple, dict) or len(value) > _FEW:
+        return [value]
+    return [one for held in _items(value) for one in _flat(held, depth - 1)]
 
 
 def _names_of(module):

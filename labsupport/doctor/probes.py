@@ -6,6 +6,7 @@ themselves; levels and peaks are the allocator's counters. What goes wrong in he
 """
 
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -17,6 +18,7 @@ from types import MethodType
 
 import numpy as np
 
+from labsupport.doctor import cycles
 from labsupport.doctor.alive import uncollected
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
@@ -34,10 +36,11 @@ _LARGE_ARRAY = 2**16  # bytes; copies of smaller arrays into tensors are not cou
 _MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
 # Processor seconds for censuses where nothing grows and where something does, each and a share of the time since: one takes
-# about 50 ms, reckoned from its parts, more where garbage is collected. Half a minute of a healthy run then pays some 2 %.
-_FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 0.3, 1, 0.01
+# about 50 ms, reckoned from its parts, more where garbage is collected. Half a minute of a healthy run then pays less than 3 %.
+_FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 0.5, 1, 0.01
 _GROWING, _GROWN_OUTSIDE = 1.02, 8 * MIB  # times what was in use, bytes of the process: then something grows
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
+_CALLED_AT = "called at "  # as line_in() reads it
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
 
@@ -53,6 +56,10 @@ def _where(frame=None):
     return _place(frame.f_code.co_filename, frame.f_lineno) if frame else ""
 
 
+def _called_from():
+    return f"{_CALLED_AT}{_where() or 'a library'}"
+
+
 def _code(function):
     return getattr(function, "__code__", None)
 
@@ -65,7 +72,7 @@ def _described(python):
     """
     code, outer = _code(inspect.unwrap(python)), _code(python)
     mine = code and own(code)
-    place = _place(code.co_filename, code.co_firstlineno) if mine else f"called at {_where() or 'a library'}"
+    place = _place(code.co_filename, code.co_firstlineno) if mine else _called_from()
     name = sendable(getattr(python, "__name__", "tf.function"))
     return Function(name, place, own=outer is not None and own(outer))
 
@@ -85,9 +92,10 @@ class Probe:
         self._passed_at = ""
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
+        self._uncollected, self._cycles = False, ""  # see Facts
         self._holders = []
         self.unseen = []  # see Facts
-        self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, its name when it trains, when it evaluates)
+        self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, whether it is a library's)
         self._tape_open = self._in_call = False
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
@@ -154,6 +162,7 @@ class Probe:
             self._process = max(self._gauge.process_now() or 0, self._process)
             self.take_census(extra=not turn)
         self._censuses.collections.step_begins()
+        self._made.step_begins()
         self._send_sometimes()
 
     def _affordable(self, level):
@@ -196,11 +205,23 @@ class Probe:
         self._holders = [sendable(row) for row in [*found, seen.lines, window] if row]
 
     @quietly
-    def take_census(self, frames=(), extra=False):
-        """Count what is alive; frames, extra as for Censuses.take."""
+    def last_census(self, frames, failed):
+        """Count what is alive at the end. Where garbage may be what filled the memory, it is told what that is of."""
+        if self._uncollected or failed:
+            self._cycles = cycles.most_common()
+        self._take_census(frames=frames)
+
+    @quietly
+    def take_census(self, extra=False):
+        """Count what is alive; extra as for Censuses.take. Where the script has switched the collector off, nothing is collected."""
+        collects = gc.isenabled()
+        self._uncollected = self._uncollected or not collects
+        self._take_census(extra=extra, collects=collects)
+
+    def _take_census(self, **how):
         began = time.thread_time()
         with uncollected():  # or what it makes would start the collector, and the garbage be gone before it is counted
-            self._censuses.take(self._intervals.total, frames, extra=extra)
+            self._censuses.take(self._intervals.total, **how)
         self._spent += time.thread_time() - began
         self.send()
 
@@ -230,12 +251,12 @@ class Probe:
                 self._functions[code] = _described(function.python_function)
             noted = self._functions[code]
             noted.instances += 1
-            name = f"tf.function {noted.name} ({noted.place})"
-            known = self._known[function] = noted, name, EVALUATES + name
-        noted = known[0]
+            known = self._known[function] = noted, noted.place.startswith(_CALLED_AT)
+        noted, librarys = known
         noted.calls += 1
         before = function.experimental_get_tracing_count()
-        self._calling = known[1 + self._evaluating]
+        place = _called_from() if librarys else noted.place  # a library's is called from many lines
+        self._calling = f"{EVALUATES * self._evaluating}tf.function {noted.name} ({place})"
         if not self._tape_open:
             self._begin_step(self._calling)
         return noted, before
@@ -412,6 +433,9 @@ class Probe:
                 failed=self._intervals.failed,
                 made=self._made.lines(),
                 recomputed=self._made.recomputed,
+                segments=self._made.segments,
+                uncollected=self._uncollected,
+                cycles=self._cycles,
                 in_tape=self._most_in_tape,
                 ignored=sorted(self._ignored),
                 holders=self._holders,

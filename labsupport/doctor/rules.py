@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from labsupport.doctor.dying import by_size
 from labsupport.doctor.figures import Parts, growth, parts_of_peak
-from labsupport.doctor.growing import GROWTH, grown_variables, kept, outside
+from labsupport.doctor.growing import GROWTH, grown_variables, outside, tensors_kept
 from labsupport.doctor.suspects import Suspect, died_of_memory, place_of
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Cause
@@ -47,7 +47,7 @@ def diagnose(result):
     finished = not died_of_memory(result)  # with an error of its own, too: it has let go of much by then
     suspects = [suspect for rule in GROWTH for suspect in rule(facts, finished)]
     suspects = suspects or list(outside(facts))
-    parts = parts_of_peak(result, grown_variables(facts, finished), kept(facts, "tensors", finished)[0])
+    parts = parts_of_peak(result, grown_variables(facts, finished), tensors_kept(facts, finished))
     suspects += beside
     if died_of_memory(result):
         suspects += [] if beside else by_size(result, parts, suspects)

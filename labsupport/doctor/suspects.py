@@ -85,7 +85,7 @@ class Suspect:
     """kind: a key of LABS. evidence: sentences. place: "train.py:41", where one line of the script is known.
 
     size: bytes it accounts for, None where it lies outside TensorFlow's allocator. to_change: what, where it is not that of
-    its kind in CHANGES.
+    its kind in CHANGES. saves: whether that saves what its kind does in SAVES.
     """
 
     kind: str
@@ -93,6 +93,7 @@ class Suspect:
     evidence: list
     place: str = ""
     to_change: str = ""
+    saves: bool = True
 
     @property
     def labs(self):
@@ -101,7 +102,7 @@ class Suspect:
     @property
     def change(self):
         """What to change, as the end of a sentence, and where it can be told, what that saves."""
-        share = SAVES.get(self.kind) if self.size else None
+        share = SAVES.get(self.kind) if self.size and self.saves else None
         expected = f" (to expect, from this run's figures: about {mib(share * self.size)} less)" if share else ""
         return f"{self.to_change or CHANGES[self.kind]}{expected}"
 
