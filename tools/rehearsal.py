@@ -191,12 +191,14 @@ def table():
                 f"| {row['learners']} | {int(row['seconds_median']):,} s | {int(row['seconds_last']):,} s | "
                 f"{int(row['mib_of_one']):,} MiB | {int(row['mib_together']):,} MiB |"
             )
-    lost, wrong = int(row["kernels_lost"]), int(row["verdicts_wrong"])
+    count, lost, wrong = (int(row[name]) for name in ("learners", "kernels_lost", "verdicts_wrong"))
     return "\n".join(
         [
             *rows,
             "",
-            f"{row['cores']} cores, {row['memory_gib']} GiB; kernels lost: {lost}, other verdicts than in the committed lab: {wrong}.",
+            f"{row['cores']} cores, {row['memory_gib']} GiB; kernels lost: {lost}, other verdicts than in the committed lab: {wrong}. "
+            f"With {count} that is {int(row['mib_together']) / count:,.0f} MiB for each, and {int(row['seconds_last']) / count:.0f} s of waiting "
+            "for whoever comes last: arms stand in line for the cores.",
         ]
     )
 

@@ -30,7 +30,7 @@ UNKNOWN_EAGER = "what else Python names until the step ends, beside the gradient
 UNKNOWN_GRAPH = "steps run eagerly, which keep intermediates longer: predict those as eager (eager=True, --eager)"
 
 
-@dataclass
+@dataclass(repr=False)  # as the last value of a cell it is read by people
 class Prediction:
     """wanted: what was predicted; rows: labsupport.peak.parts.Row of the worst moment, largest first.
 
@@ -83,6 +83,8 @@ class Prediction:
         lines += ["  by batch: " + ", ".join(f"{batch}: {mib(level)}" for batch, level in self.line.items())]
         lines += ["  not in the figure: " + "; ".join(self.unknown)]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 class Source:

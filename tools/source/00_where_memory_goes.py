@@ -100,9 +100,10 @@ lab.note(
 )
 
 # %% [markdown]
-# That was the arithmetic, once and by hand. From here on `lab.predict` does it, for any model: it wants the *function* that
-# builds the model, builds it where variables have shapes and no memory, and goes through the operations of a step.
-# What passes by it calls *working memory*.
+# That was the arithmetic by hand. From here on `lab.predict` does it for whole steps of any model: it wants the *function*
+# that builds the model, builds it where variables have shapes and no memory, and goes through the operations of a step.
+# What is there only for moments, such as gradients of activations, it calls *working memory*. Its last line lists what the
+# figure does not know; here none of it matters.
 
 # %%
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -288,7 +288,7 @@ lab.note(
 )
 
 # %% [markdown]
-# * **Slope**: input, every layer's output, and gradients that are on their way back, a row. Fewer rows cut only this.
+# * **Slope**: for each row its input, every layer's output, and gradients that are on their way back. Fewer rows cut only this.
 # * **Intercept**: weights and optimizer state. Hardly any gradients: when the activations are at their most, the
 #   backward pass has just begun.
 # * **Floor**: at the left the peak falls no further. There it is in the update: weights, *all* gradients, optimizer state
@@ -363,7 +363,7 @@ pd.DataFrame(
 #
 # ### When it flips
 #
-# Find the number of rows from which the full batch matters, and the optimizer's share of what stays. All predicted,
+# Find the number of rows from which the full batch matters, and switch the optimizer to see what stays. All predicted,
 # from the slopes, intercepts and floors measured above; the data are not in it.
 
 

@@ -262,7 +262,8 @@ lab.compare(unbounded, failure, as_published, right, keras_own)
 
 # %% [markdown]
 # Who held it? Two of them run once more while TensorFlow records every allocation. The whole batch dies of the
-# outputs of its layers; with small batches the sums, *other variables*, come on top of weights and gradients.
+# outputs of its layers; with small batches the sums, *other variables*, come on top of weights and gradients. (What a
+# variable held until just now counts as *held by the script*.)
 
 # %%
 lab.take_apart(failure, right)
@@ -358,7 +359,7 @@ plt.show()
 # ### Where accumulation makes it worse
 #
 # The sums cost one buffer of the size of the weights, whatever the batch. Where weights outweigh activations there is
-# nothing to win: the peak is in the update, and it now has one buffer more. Wide layers, few rows, four micro-batches,
+# nothing to win: the sums stay while gradients are made and while they are applied. Wide layers, few rows, four micro-batches,
 # the leanest of three updates each:
 
 # %%

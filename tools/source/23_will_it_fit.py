@@ -82,11 +82,13 @@ prediction = lab.predict(clouds, BATCH, optimizer="adam", loss=LOSS)
 print(prediction)
 
 # %% [markdown]
-# The last lines are as much a part of it as the first: what the figure does not know.
+# By hand, at the worst moment all outputs are kept and a gradient of the widest is there. The prediction names a moment
+# that is just as high: the widest output is gone, and two tensors of its size belong to the way back (*working memory*:
+# what is there only for moments). The last line is as much a part of it as the first: what the figure does not know.
 #
 # ## Failure
 #
-# The budget is below the prediction. Is it true? (`NO_ONEDNN` leaves out Intel's library of fast layers for CPUs:
+# The budget is below the prediction. Does it really not fit? (`NO_ONEDNN` leaves out Intel's library of fast layers for CPUs:
 # where memory runs out inside one of them, TensorFlow 2.21 crashes in place of raising.)
 
 # %%
@@ -139,7 +141,8 @@ by_kind.round(1)
 
 # %% [markdown]
 # No change saves more than the kinds of memory that it touches. A lighter optimizer touches slots and its own update;
-# a smaller batch, recomputation and half precision touch activations.
+# a smaller batch touches input, activations and working memory, which here is gradients of outputs; recomputation and half
+# precision touch activations and a part of those gradients.
 #
 # ## Fix
 #
@@ -165,7 +168,7 @@ changes = ranked(prediction)
 changes
 
 # %% [markdown]
-# Two of these are another training: frozen layers do not learn, and a batch of half the size is another batch. Strike
+# Two of these learn something else for certain: frozen layers do not learn, and half a batch is another batch. Strike
 # them out, and take the first of those that are left.
 
 # %%
@@ -228,8 +231,8 @@ errors = abs(bars["predicted"] / bars["measured"] - 1)
 print(my_guess.against(clouds_measured["Adam"]))
 lab.note(
     f"The predictions are off by {errors.median():.1%} in the median, by {errors.max():.1%} at "
-    f"worst, for {': '.join(errors.idxmax())}, where the order of the updates decides; by hand it "
-    f"was {by_hand / clouds_measured['Adam'] - 1:+.1%}."
+    f"worst, for {': '.join(errors.idxmax())}: where weights fill the peak, the order of the updates "
+    f"decides. For the clouds with Adam it was {by_hand / clouds_measured['Adam'] - 1:+.1%} by hand."
 )
 # The worst miss of all models in data/zoo.md is 37 %.
 assert errors.max() < 0.4, "a prediction should be near what is measured"
@@ -243,7 +246,7 @@ lab.take_apart(failure, fix)
 # %% [markdown]
 # ## Explain
 #
-# * For the clouds, outputs of layers fill the peak, and grow with the batch. No optimizer changes them.
+# * For the clouds, outputs of layers and their gradients fill the peak, and grow with the batch. No optimizer changes them.
 # * For the tables, it is weights, slots, gradients and the update. The batch hardly counts. In two parts an update needs
 #   even *more*: the sum of the gradients is one more copy of the weights.
 
@@ -258,7 +261,7 @@ lab.note(
 )
 
 # %% [markdown]
-# Lion and Adafactor save less than their papers say. What do they keep, and what is there in their worst moment?
+# Neither Lion nor Adafactor saves what its paper says. What do they keep, and what is there in their worst moment?
 
 
 # %%
@@ -283,7 +286,7 @@ kinds.fillna(0).round(2)
 # does without.
 #
 # **On a GPU** Keras compiles the step with XLA, which fuses the update and orders operations anew; and convolutions want
-# scratch memory. The shares stay, the figures move: `python -m labsupport fits … --measure` tells by how much.
+# scratch memory. Neither has been measured here: `python -m labsupport fits … --measure` tells, on one.
 #
 # **When it flips.** The same tables with larger batches, doubled so many times: what would SGD save?
 
@@ -332,7 +335,7 @@ lab.verdict("C42", "partly", **figures)
 #
 # **1.** From which batch on is a lighter optimizer not worth a try? Write `flips(build)`: the smallest power of two
 # for which plain SGD saves less than a tenth of Adam's peak, by prediction, with LOSS. (It is called with other models; a
-# model that is really built gives itself away.)
+# test notices if a model is really built.)
 
 
 # %%
