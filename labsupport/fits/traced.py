@@ -39,6 +39,7 @@ def traced(make, eager=False):
 
     outer = tf.Graph()
     with outer.as_default(), _noting_optimizers() as noted:
+        step = None
         try:
             step, specs, layers = make()
             with _comparing_numbers():
@@ -46,7 +47,7 @@ def traced(make, eager=False):
         except CannotPredict:
             raise
         except Exception as error:
-            raise CannotPredict(_untraceable(error)) from error
+            raise CannotPredict(_untraceable(error) if step else f"the step cannot be made ({_told(error)})") from error
     made = [*outer.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES), *concrete.graph.variables]
     variables = {id(variable.handle): _variable(variable, noted) for variable in made}
     held = {}
@@ -226,12 +227,19 @@ def _imported(definition):
 
 def _untraceable(error):
     """One sentence on why a step cannot be traced, and what to do."""
-    kind, text = type(error).__name__, _COLOUR.sub("", str(error)).partition("Arguments received by")[0].strip()
-    why = text.splitlines()[-1].strip() if text else ""
+    text = str(error).partition("Arguments received by")[0]
+    if "Could not interpret" in text:  # a loss, by a name that Keras does not know
+        return f"the step cannot be made ({_told(error)})"
     if "custom_gradient decorator" in text:
         advice = "fit() ends in the same way: in a tf.function, what is recomputed takes no keyword arguments such as training=True"
     elif any(word in text for word in ("numpy()", "'numpy'", "NumPy", "__array__", "EagerTensor", "eager execution")):
         advice = "it asks a tensor for its numbers while it is traced: use TensorFlow's operations, or measure it with labsupport.run()"
     else:
         advice = "make it run inside a tf.function, or measure it with labsupport.run()"
-    return f"the step cannot be traced ({kind}: {why[:300]}); {advice}"
+    return f"the step cannot be traced ({_told(error)}); {advice}"
+
+
+def _told(error):
+    """An error's kind and what it says in the end, without what a layer was called with."""
+    text = _COLOUR.sub("", str(error)).partition("Arguments received by")[0].strip()
+    return f"{type(error).__name__}: {text.splitlines()[-1].strip()[:300] if text else ''}"
