@@ -236,8 +236,8 @@ def _holders(census, name):
 
 
 def _settled(facts):
-    """The first census behind what the first step made."""
-    return next(census for census in facts.censuses if census.step >= 2)
+    """The first census behind what the first step made; where there was one step alone, the last."""
+    return next((census for census in facts.censuses if census.step >= 2), facts.censuses[-1])
 
 
 def retained(facts, finished):
