@@ -206,8 +206,8 @@ class Recording:
         optimizer = keras.optimizers.Optimizer
         self._replace(keras.layers.Layer, "__call__", self._layer_called)
         self._replace(optimizer, "apply", self._updated)
-        for name in ("add_variable", "add_variable_from_reference", "add_optimizer_variables"):
-            self._replace(optimizer, name, self._maker("optimizer"))
+        for name in {"add_variable", "add_variable_from_reference", "add_optimizer_variables"} & {*dir(optimizer)}:
+            self._replace(optimizer, name, self._maker("optimizer"))  # the third not in Keras 3.1
         self._replace(keras.Variable, "__init__", self._maker("Keras"))
 
     def _give_way(self, original, *args, **named):

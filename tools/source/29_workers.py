@@ -307,7 +307,8 @@ lab.note(
 )
 
 # %% [markdown]
-# So give the data set the length that an epoch shall have, in place of `steps_per_epoch`, or a short queue.
+# So give the data set the length that an epoch shall have, in place of `steps_per_epoch`, or a short queue. It was not always
+# so: under TensorFlow 2.16 with Keras 3.1 one batch was left (recorded in [data/releases.md](../data/releases.md)).
 #
 # ### What worker processes share
 #
