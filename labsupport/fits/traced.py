@@ -47,7 +47,7 @@ def traced(make, eager=False):
         except CannotPredict:
             raise
         except Exception as error:
-            raise CannotPredict(_untraceable(error) if step else f"the step cannot be made ({_told(error)})") from error
+            raise CannotPredict(_untraceable(error, step is not None)) from error
     made = [*outer.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES), *concrete.graph.variables]
     variables = {id(variable.handle): _variable(variable, noted) for variable in made}
     held = {}
@@ -225,17 +225,17 @@ def _imported(definition):
     return simple, definition.library.function
 
 
-def _untraceable(error):
-    """One sentence on why a step cannot be traced, and what to do."""
+def _untraceable(error, made):
+    """One sentence on why a step cannot be made, or traced once it is made, and what to do."""
     text = str(error).partition("Arguments received by")[0]
-    if "Could not interpret" in text:  # a loss, by a name that Keras does not know
-        return f"the step cannot be made ({_told(error)})"
     if "custom_gradient decorator" in text:
         advice = "fit() ends in the same way: in a tf.function, what is recomputed takes no keyword arguments such as training=True"
     elif any(word in text for word in ("numpy()", "'numpy'", "NumPy", "__array__", "EagerTensor", "eager execution")):
         advice = "it asks a tensor for its numbers while it is traced: use TensorFlow's operations, or measure it with labsupport.run()"
-    else:
+    elif made and "Could not interpret" not in text:  # as of the name of a loss
         advice = "make it run inside a tf.function, or measure it with labsupport.run()"
+    else:
+        return f"the step cannot be made ({_told(error)})"
     return f"the step cannot be traced ({_told(error)}); {advice}"
 
 

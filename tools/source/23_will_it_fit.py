@@ -231,8 +231,9 @@ errors = abs(bars["predicted"] / bars["measured"] - 1)
 print(my_guess.against(clouds_measured["Adam"]))
 lab.note(
     f"The predictions are off by {errors.median():.1%} in the median, by {errors.max():.1%} at "
-    f"worst, for {': '.join(errors.idxmax())}: where weights fill the peak, the order of the updates "
-    f"decides. For the clouds with Adam it was {by_hand / clouds_measured['Adam'] - 1:+.1%} by hand."
+    f"worst, for {': '.join(errors.idxmax())}: where weights fill the peak, the order of the "
+    "updates decides. For the clouds with Adam it was "
+    f"{by_hand / clouds_measured['Adam'] - 1:+.1%} by hand."
 )
 # The worst miss of all models in data/zoo.md is 37 %.
 assert errors.max() < 0.4, "a prediction should be near what is measured"
