@@ -204,8 +204,8 @@ lab.note(
     "layers' tensors while they compute, here those of a CPU, and so not which free piece the "
     "allocator finds. It hands out a piece whole that is less than twice as large as the tensor. "
     f"Dense 16 and the published network are predicted {table['predicted MiB']['Dense 16']:.0f} "
-    f"and {table['predicted MiB']['published']:.0f} MiB: a difference of a tenth between two models "
-    "is not to be read from predictions."
+    f"and {table['predicted MiB']['published']:.0f} MiB: a difference of a tenth between two "
+    "models is not to be read from predictions."
 )
 assert count["strides=2"] == count["published"] > 5 * count["Dense 16"]
 assert peak["strides=2"] < 0.75 * peak["published"] and peak["strides=2"] < peak["Dense 16"], (
