@@ -125,9 +125,8 @@ def record(release, notebooks):
 
 def against_record(python, notebooks):
     """Run labs with another environment's Python and print which verdicts changed since the committed notebooks."""
-    before = releases_table.with_committed([entry for path in notebooks for entry in verdicts(path)])["committed"][
-        "claims"
-    ]
+    ledger = [entry for path in notebooks for entry in verdicts(path)]
+    before = releases_table.with_committed(ledger)["committed"]["claims"]
     now = {}
     for path in notebooks:
         now |= run(path, python)

@@ -125,19 +125,17 @@ class _Lowering:
 
     def _call(self, function, given, name):
         plan = self._function(function, given)
-        values, numbers = dict(zip(plan.arguments, given)), {}
-        if not self._library[function].attr["_XlaMustCompile"].b:
-            self._emit(plan, values, numbers)
-            return [values.get(place) for place in plan.returned]
         graph, begin = self.graph, len(self.graph.nodes)
-        graph.compiled.append(name)
-        self._in_xla += 1
+        values, numbers = dict(zip(plan.arguments, given)), {}
+        compiled = self._library[function].attr["_XlaMustCompile"].b
+        graph.compiled += [name] * compiled
+        self._in_xla += compiled
         self._emit(plan, values, numbers)
-        self._in_xla -= 1
-        of_call = range(
-            begin, len(graph.nodes)
-        )  # one operation of the executor's: all that it puts out is there at its end
+        self._in_xla -= compiled
         made = [values.get(place) for place in plan.returned]
+        if not compiled:
+            return made
+        of_call = range(begin, len(graph.nodes))  # one operation of the executor's: all it puts out is there at its end
         return [
             graph.add(name, "Identity", [value], [graph.tensor(value)], of_call)[0] if isinstance(value, int) else value
             for value in made
