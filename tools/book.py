@@ -68,12 +68,15 @@ def lab_page(path):
             if FORMULA_MIME in output.get("data", {}):
                 output["data"] = {"text/html": sliders(output["data"], cell.id)}
         if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](start_here.ipynb)", "](../index.md)")
+            cell.source = linked(cell.source, "labs", "../")
     return book
 
 
-def linked(text, folder):
-    """A text of the repository, read in this folder of it, with its links to what has a page here; others name the file."""
+def linked(text, folder, up=""):
+    """A text of the repository, read in this folder of it, with its links to what has a page here; others name the file.
+
+    up: the way from the text's page to the folder of pages.
+    """
 
     def there(match):
         words, target = match.groups()
@@ -83,11 +86,11 @@ def linked(text, folder):
         path = (ROOT / folder / target).resolve()
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
         if name in TEXTS:
-            return f"[{words}]({TEXTS[name]}.md{hash}{part})"
+            return f"[{words}]({up}{TEXTS[name]}.md{hash}{part})"
         if name == "labs/start_here.ipynb":
-            return f"[{words}](index.md)"
+            return f"[{words}]({up}index.md)"
         if re.fullmatch(r"labs/\d\d_\w+\.ipynb|labs/images/\w+\.png|data/recorded/\w+\.svg", name):
-            return f"[{words}]({name})"
+            return f"[{words}]({up}{name})"
         return f"`{name}`" if name.endswith(words) else f"{words} (`{name}`)"
 
     return re.sub(r"(?<!`)\[([^\]]*)\]\(([^)\s]+)\)", there, text)
