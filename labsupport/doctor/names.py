@@ -5,7 +5,7 @@ import re
 import sys
 import types
 from collections import Counter, deque
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -95,7 +95,12 @@ def _without_jupyters(names):
 
 def _own_module(module):
     file = getattr(module, "__file__", None)
-    return file is not None and is_own(os.path.abspath(file))
+    return file is not None and _own_file(file)
+
+
+@cache  # TensorFlow brings thousands of modules, and each census asks for all of them
+def _own_file(file):
+    return is_own(os.path.abspath(file))
 
 
 def by_name(names):

@@ -37,8 +37,8 @@ _MOST_HOLDERS = 6  # lines told: more do not help to find the first
 _MORE = 1.2  # times as much in use: then what is alive is counted anew while a first call runs
 # Those of the first steps are always taken: rules compare both halves of a run, and one of seconds has no others. For more there are
 # so many processor seconds where nothing grows and where something does, each and a share of the time since: one takes about
-# 50 ms, reckoned from its parts, more where garbage is collected. Half a minute of a healthy run then pays some 3 %.
-_FIRST_STEPS, _FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 1024, 0.5, 2, 0.01
+# 50 ms, reckoned from its parts, more where garbage is collected. Half a minute of a healthy run then pays some 2 %.
+_FIRST_STEPS, _FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 1024, 0.5, 2, 0.005
 _GROWING, _GROWN_OUTSIDE = 1.02, 8 * MIB  # times what was in use, bytes of the process: then something grows
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
 _CALLED_AT = "called at "  # as line_in() reads it
