@@ -30,6 +30,10 @@ RELEASES = ("2.12", "2.15", "2.16", "2.18", "2.19", "2.20", "newest")
 _CELL_SECONDS = 300  # for what takes a tenth of it; a cell that hangs under an old release ends there
 # Keras as it was in the month of a release (PyPI's dates); before 2.16 it has TensorFlow's own number.
 _KERAS = {"2.16": "3.1", "2.18": "3.6", "2.19": "3.9", "2.20": "3.11"}
+_FOLLOW = (
+    "CannotPredict",
+    "NameError",
+)  # no verdict waits for a prediction, and a name is missing after a cell that failed
 _NO_TF_KERAS = "2.12"  # older than that package, and Keras 2 itself
 _BESIDE = {"2.12": ["ipython<8.19"]}  # later ones need newer typing_extensions than it allows, and do not tell pip
 
@@ -105,8 +109,9 @@ def run(path, python):
 
 
 def _first_error(book):
-    """The first error of a notebook that ran, in a line; "" if there was none."""
+    """The first error of a notebook that ran, in a line; "" if there was none. What follows from another comes last."""
     errors = [output for cell in book.cells for output in cell.get("outputs", []) if output.output_type == "error"]
+    errors.sort(key=lambda error: error.ename in _FOLLOW)
     return f"{errors[0].ename}: {errors[0].evalue}".splitlines()[0][:300] if errors else ""
 
 

@@ -52,7 +52,7 @@ def largest_batch(wanted, budget, progress=None, timeout=300):
         elif not result.error.cause.of_memory:
             raise RuntimeError(f"the step did not run: {result.error}")
         ratio = off_by(measured, source.lowest(batch), source.level(batch)) if measured else 1 / _FIRST * ratio
-        batch = source.largest(int(room * (1 - _LEFT) / ratio))
+        batch = source.largest(int(room * (1 - _LEFT) / ratio), source.lowest)
     return found
 
 

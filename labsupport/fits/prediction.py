@@ -111,20 +111,21 @@ class Source:
         self.level(batch)
         return self._lowest[batch]
 
-    def largest(self, room):
-        """The largest batch whose level is within `room` bytes, 0 if none is."""
+    def largest(self, room, level=None):
+        """The largest batch whose level, or its `lowest`, is within `room` bytes, 0 if none is."""
+        level = level or self.level
         low, high = 0, 1
-        while self.level(high) <= room:
-            low, high = high, self._beyond(high, room)
+        while level(high) <= room:
+            low, high = high, self._beyond(high, room, level)
         while high - low > max(1, low // 200):  # half a per cent of a batch
             middle = (low + high) // 2
-            low, high = (middle, high) if self.level(middle) <= room else (low, middle)
+            low, high = (middle, high) if level(middle) <= room else (low, middle)
         return low
 
-    def _beyond(self, batch, room):
+    def _beyond(self, batch, room, level):
         """A batch that is likely just too large, from the slope so far."""
-        slope = (self.level(batch) - self.level(1)) / (batch - 1) if batch > 1 else 0
-        wanted = int((room - self.level(1)) / slope * 1.03) + 2 if slope > 0 else batch * 8
+        slope = (level(batch) - level(1)) / (batch - 1) if batch > 1 else 0
+        wanted = int((room - level(1)) / slope * 1.03) + 2 if slope > 0 else batch * 8
         return max(batch + max(1, batch // 50), min(wanted, batch * 8))
 
     def _trace(self, batch):
