@@ -8,9 +8,8 @@ import pytest
 
 from labsupport.__main__ import main
 from labsupport.fits import figuring
-from labsupport.fits.chunks import Chunks, rounded
+from labsupport.fits.chunks import Chunks, Full, rounded
 from labsupport.fits.graph import Graph, Tensor, Variable
-from labsupport.fits.largest import off_by
 from labsupport.fits.walk import EagerWalk, Walk
 
 KIB = 1024
@@ -123,7 +122,7 @@ def test_a_circle_is_told():
 
 
 def test_chunks_are_cut_at_twice_the_size_and_join_when_free():
-    memory = Chunks(regions=(2**30,))
+    memory = Chunks(2**30, first=0)
     first, wall = memory.take(1000 * KIB), memory.take(KIB)
     memory.free(first)
     large = memory.take(600 * KIB)  # of a hole of 1000: not twice as large, so all of it is taken
@@ -157,9 +156,16 @@ def test_shapes_follow_from_those_of_the_inputs():
     assert shape("AddN", [unknown, one]) == (4, 3) and shape("TanhGrad", [unknown, one]) is None
 
 
-def test_what_one_run_says_of_predictions():
-    assert off_by(150, 100, 200) == 1  # within the range
-    assert off_by(220, 100, 200) == 1.1 and off_by(80, 100, 200) == 0.8
+def test_what_finds_no_memory_waits_for_what_others_give_back():
+    """Two branches that take 300 KiB each and leave nothing, beside 100 that are held: in 430 KiB one waits for the other."""
+    branches = [[(f"{n}1", "Conv2D", ["x"], 300), (f"{n}2", "Conv2D", [f"{n}1"], 0)] for n in "ab"]
+    graph = graph_of(*branches[0], *branches[1], held={"x": 100})
+    assert peak_kib(graph) == 700
+    assert (
+        peak_kib(graph, memory=Chunks(430 * KIB, first=0)) == 430
+    )  # a free chunk that is not twice as large is given whole
+    with pytest.raises(Full, match="waits for memory, and nothing runs"):
+        Walk(graph, Chunks(390 * KIB, first=0))
 
 
 def small_cnn():
@@ -342,7 +348,8 @@ def test_parts_are_of_the_kinds_that_are_measured_and_add_up():
     assert 1.5 < prediction.line[128] / prediction.line[64] < 2.6 and prediction.unknown  # a line, but for chunks
     assert "conv2d" in " ".join(prediction.by("layer"))
     batch = prediction.largest("100 MiB")
-    assert prediction.at(batch) <= 100 * 2**20 < prediction.at(int(batch * 1.05) + 1)
+    # Where a budget ends free memory is in pieces: of six steps in an arm those at 54 ended out of memory, at 58 none, from 60 all.
+    assert 50 <= batch < 60 and prediction.at(batch) < 100 * 2**20
 
 
 def test_what_cannot_be_predicted_says_what_to_do():

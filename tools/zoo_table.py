@@ -136,13 +136,16 @@ def draw(rows):
 
 
 def largest():
-    """The table of largest batches as Markdown: for each model and way the batch found, runs and OOMs."""
+    """The table of largest batches as Markdown: for each model and way the batch found, runs and OOMs, and whether it always ends."""
     with LARGEST.open(newline="") as file:
         rows = list(csv.DictReader(file))
     ways = list(dict.fromkeys(row["way"] for row in rows))
-    lines = ["| model, budget | the largest that runs | " + " | ".join(ways) + " |", "|---|---|" + "---|" * len(ways)]
+    lines = [
+        "| model, budget | the largest that always runs | " + " | ".join(ways) + " |",
+        "|---|---|" + "---|" * len(ways),
+    ]
     for model in dict.fromkeys(row["model"] for row in rows):
         of_model = [row for row in rows if row["model"] == model]
-        cells = [f"{row['batch']}; runs {row['runs']}, OOM {row['ooms']}" for row in of_model]
+        cells = [f"{row['batch']} ({row['ended']} of 3); runs {row['runs']}, OOM {row['ooms']}" for row in of_model]
         lines.append(f"| {model}, {of_model[0]['budget']} | {of_model[0]['true']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

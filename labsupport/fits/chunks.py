@@ -9,9 +9,13 @@ from bisect import bisect_left, insort
 
 UNIT = 256
 _WASTE = 128 * 2**20  # bytes beyond which a chunk is cut though it is not twice as large
-# Bytes of the regions, as an arm has them (ground/budget.py): the allocator's first, then the budget, here one that never ends.
-# Small blocks go into the first while it has room, so that they do not cut up the second.
-_REGIONS = (2 * 2**20, 2**50)
+# Bytes of the first region, as an arm has it (ground/budget.py). Small blocks go into it while it has room, so that they do not
+# cut up the second, which is the rest of the budget.
+_FIRST = 2 * 2**20
+
+
+class Full(Exception):
+    """No free chunk is large enough."""
 
 
 def rounded(size):
@@ -20,27 +24,29 @@ def rounded(size):
 
 
 class Chunks:
-    """The regions. in_use: bytes of all chunks that are handed out, as get_memory_info counts them."""
+    """The two regions of a budget of `room` bytes. in_use: bytes of all chunks that are handed out, as get_memory_info counts them."""
 
-    def __init__(self, regions=_REGIONS):
+    def __init__(self, room=2**50, first=_FIRST):
         self.in_use = 0
         self._size = {}  # of each chunk, by its address
         self._before = {}  # address of the chunk that ends where this one begins, None at a region's begin
         self._taken = set()
         self._bins = [[] for _ in range(64)]
-        for number, size in enumerate(regions):
+        for number, size in enumerate((min(first, room), max(0, room - first))):
             begin = 2**60 * (number + 1)  # far from each other
             self._size[begin], self._before[begin] = size, None
             self._add(begin)
 
     def take(self, size):
-        """The address of a chunk for `size` bytes."""
+        """The address of a chunk for `size` bytes; raises Full."""
         size = rounded(max(size, 1))
         for free in self._bins[_bin(size) :]:
             place = bisect_left(free, (size, -1))
             if place < len(free):
                 found, address = free.pop(place)
                 break
+        else:
+            raise Full(size)
         if found >= 2 * size or found - size >= _WASTE:
             self._cut(address, size)
         self._taken.add(address)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from labsupport.fits.measuring import run_step, step_peak
-from labsupport.fits.prediction import Source
+from labsupport.fits.prediction import LONG, Source
 from labsupport.ground.budget import mib, parse_size
 from labsupport.showing.running import run
 
-# The first run is this far below the prediction, whose error is seldom beyond 10 % (data/recorded/zoo.csv), so that it has room.
-_FIRST = 0.9
-# What is left free in the second: two steps of the same batch differ by a per cent or so, and a full region is in pieces.
+# What the second run leaves free: two steps of the same batch differ by a per cent or so.
 _LEFT = 0.01
+# How much less room the second run is made for where the first one ended out of memory.
+_LESS = 0.9
 
 
 @dataclass
@@ -33,32 +33,33 @@ class Largest:
 
 
 def largest_batch(wanted, budget, progress=None, timeout=300):
-    """The Largest batch of a Wanted in a budget such as "8 GiB", from at most two runs, each of two steps, in arms."""
+    """The Largest batch of a Wanted in a budget such as "8 GiB", from at most two runs, each of LONG steps, in arms."""
     room = parse_size(budget)
     source = Source(wanted, progress)
-    predicted = source.largest(room)
-    found = Largest(0, predicted, room)
-    batch, ratio = max(1, int(predicted * _FIRST)) if predicted else 0, 1.0
-    for _ in range(2):
-        if not batch or any(batch <= tried for tried, *_, ran in found.tried if ran):
-            break
+    found = Largest(0, source.largest(room), room)
+
+    def tried(batch):
+        """Bytes at the worst moment of a run of this batch, None where it ended out of memory."""
         if progress:
             progress(f"running a batch of {batch}")
-        result = run(run_step, wanted.with_batch(batch), budget=budget, outside="6 GiB", quiet=True, timeout=timeout)
+        arm = wanted.with_batch(batch)
+        result = run(run_step, arm, LONG, budget=budget, outside="6 GiB", quiet=True, timeout=timeout)
+        if not result.ok and not result.error.cause.of_memory:
+            raise RuntimeError(f"the step did not run: {result.error}")
         measured = step_peak(result) if result.ok else None
         found.tried.append((batch, source.level(batch), measured, result.ok))
-        if result.ok:
-            found.batch = max(found.batch, batch)
-        elif not result.error.cause.of_memory:
-            raise RuntimeError(f"the step did not run: {result.error}")
-        ratio = off_by(measured, source.lowest(batch), source.level(batch)) if measured else 1 / _FIRST * ratio
-        batch = source.largest(int(room * (1 - _LEFT) / ratio), source.lowest)
+        found.batch = max(found.batch, batch * result.ok)
+        return measured
+
+    if found.predicted:
+        measured = tried(found.predicted)
+        share = _more(measured, source.within(found.predicted, room)) if measured else _LESS
+        batch = source.largest(int(room * share))
+        if batch > found.batch:
+            tried(batch)
     return found
 
 
-def off_by(measured, lowest, highest):
-    """By what factor predictions are off, after one run. Within their range a run says nothing against them: the next run's
-    order may be the one that takes most."""
-    if measured > highest:
-        return measured / highest
-    return min(1.0, measured / lowest)
+def _more(measured, lowest):
+    """How many times the room the walks have for the second run, where the first run took less than each of its walks."""
+    return max(1.0, lowest / measured * (1 - _LEFT))

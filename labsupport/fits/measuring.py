@@ -6,8 +6,8 @@ from labsupport.ground import meter
 STEPS = 2  # the first traces, the second finds the memory as the first left it
 
 
-def run_step(wanted):
-    """In an arm: build what is Wanted and run its step; phases "build" and "step 1", "step 2" have the exact peaks."""
+def run_step(wanted, steps=STEPS):
+    """In an arm: build what is Wanted and run its step; phases "build", "step 1", "step 2", … have the exact peaks."""
     import keras
 
     with meter.phase("build"):
@@ -16,7 +16,7 @@ def run_step(wanted):
     import tensorflow as tf
 
     function = step if wanted.eager else tf.function(step)
-    for number in range(STEPS):
+    for number in range(steps):
         with meter.phase(f"step {number + 1}"):
             function(*arguments)
 

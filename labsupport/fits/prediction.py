@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
 
+from labsupport.fits.chunks import Chunks, Full
 from labsupport.fits.graph import Graph, Node, Tensor
 from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.step import Wanted, made
@@ -19,6 +20,9 @@ from labsupport.peak.trace import Block
 # Two steps, since the second finds the memory as the first left it; the highest of several walks, since a run's order varies
 # (data/recorded/zoo_runs.csv). Fewer walks of a large graph, so that it takes seconds: one of 10,000 operations takes about half a second.
 MOST_WALKS, LEAST_WALKS, OPERATIONS, STEPS = 12, 4, 60_000, 2
+# Where the budget ends, free memory is in pieces, and each step leaves others: MobileNetV2 at batch 51 took 616 MiB of 700 in its
+# first step and 688 in its fifth. Walks so long tell what ends out of memory only then.
+LONG = 6
 UNKNOWN = (
     "scratch memory of a GPU's kernels (cuDNN, cuBLAS) and of other processors' convolutions; rules are measured on a CPU with oneDNN",
     "XLA (jit_compile=True, which Keras turns on by itself on a GPU), which fuses and orders anew",
@@ -71,7 +75,7 @@ class Prediction:
         return self.source.level(batch)
 
     def largest(self, budget):
-        """The largest batch whose prediction is within a budget, such as "8 GiB" or bytes; 0 if not even one example fits."""
+        """The largest batch that runs in a budget, such as "8 GiB" or bytes, by prediction; 0 if not even one example does."""
         room = parse_size(budget) if isinstance(budget, str) else budget
         return self.source.largest(room)
 
@@ -92,7 +96,7 @@ class Source:
 
     def __init__(self, wanted, progress=None):
         self._wanted, self._progress = wanted, progress or (lambda text: None)
-        self._traces, self._levels, self._lowest = {}, {}, {}
+        self._traces, self._levels, self._lowest, self._within = {}, {}, {}, {}
 
     def walk(self, batch):
         """(the highest Walk of a batch, its Traced)."""
@@ -111,21 +115,31 @@ class Source:
         self.level(batch)
         return self._lowest[batch]
 
-    def largest(self, room, level=None):
-        """The largest batch whose level, or its `lowest`, is within `room` bytes, 0 if none is."""
-        level = level or self.level
+    def within(self, batch, room):
+        """Bytes of the lowest walk of a batch in a budget of `room` bytes; None where a walk finds no memory any more."""
+        if (batch, room) not in self._within:
+            graph, _ = self._graph(batch)
+            self._progress(f"walking a batch of {batch} in {mib(room)}")
+            try:
+                self._within[batch, room] = min(walk.peak for walk in walks(graph, self._wanted.eager, LONG, room))
+            except Full:
+                self._within[batch, room] = None
+        return self._within[batch, room]
+
+    def largest(self, room):
+        """The largest batch that runs in `room` bytes in each walk, 0 if none does."""
         low, high = 0, 1
-        while level(high) <= room:
-            low, high = high, self._beyond(high, room, level)
+        while self.within(high, room):
+            low, high = high, self._beyond(high, room)
         while high - low > max(1, low // 200):  # half a per cent of a batch
             middle = (low + high) // 2
-            low, high = (middle, high) if level(middle) <= room else (low, middle)
+            low, high = (middle, high) if self.within(middle, room) else (low, middle)
         return low
 
-    def _beyond(self, batch, room, level):
+    def _beyond(self, batch, room):
         """A batch that is likely just too large, from the slope so far."""
-        slope = (level(batch) - level(1)) / (batch - 1) if batch > 1 else 0
-        wanted = int((room - level(1)) / slope * 1.03) + 2 if slope > 0 else batch * 8
+        slope = (self.level(batch) - self.level(1)) / (batch - 1) if batch > 1 else 0
+        wanted = int((room - self.level(1)) / slope * 1.03) + 2 if slope > 0 else batch * 8
         return max(batch + max(1, batch // 50), min(wanted, batch * 8))
 
     def _trace(self, batch):
@@ -146,14 +160,19 @@ class Source:
         return between, one
 
 
-def walked(graph, eager=False):
-    """(the highest Walk of a Graph, bytes of the lowest). eager: there is one order, that of its nodes."""
+def walks(graph, eager, steps, *room):
+    """The Walks of a Graph, in a budget of `room` bytes if that is given. eager: there is one order, that of its nodes."""
     if eager:
-        walk = EagerWalk(graph, steps=STEPS)
-        return walk, walk.peak
+        yield EagerWalk(graph, Chunks(*room), steps=steps)
+        return
+    for seed in range(max(LEAST_WALKS, min(MOST_WALKS, OPERATIONS * STEPS // steps // len(graph.nodes)))):
+        yield Walk(graph, Chunks(*room), seed=seed, steps=steps)
+
+
+def walked(graph, eager=False):
+    """(the highest Walk of a Graph, bytes of the lowest)."""
     best, lowest = None, float("inf")
-    for seed in range(max(LEAST_WALKS, min(MOST_WALKS, OPERATIONS // len(graph.nodes)))):
-        walk = Walk(graph, seed=seed, steps=STEPS)
+    for walk in walks(graph, eager, STEPS):
         lowest = min(lowest, walk.peak)
         best = walk if best is None or walk.peak > best.peak else best
     return best, lowest

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from labsupport.fits import kernels
-from labsupport.fits.chunks import Chunks
+from labsupport.fits.chunks import Chunks, Full
 
 SPREAD = 2  # an operation takes up to so many times as long or as short as thought: those of a kind together, and each by itself
 _THREADS = 2  # that run operations; more cores run more side by side, and hold a little more
@@ -122,16 +122,25 @@ class Walk:
         shared = deque(ready)
         own = [deque() for _ in range(self._threads)]
         inline = [deque() for _ in range(self._threads)]
-        idle, running, time, ticket = set(range(self._threads)), [], 0.0, 0
+        idle, waiting, running, time, ticket = set(range(self._threads)), {}, [], 0.0, 0
         while True:
-            for thread in sorted(idle):
-                number = self._next(thread, inline, own, shared)
-                if number is not None:
-                    idle.discard(thread)
+            for thread in sorted({*idle, *waiting}):
+                number = waiting.pop(thread, None)
+                number = self._next(thread, inline, own, shared) if number is None else number
+                if number is None:
+                    continue
+                idle.discard(thread)
+                try:
                     copied = self._begin(number)
-                    lasts = self._lasts(number)
-                    ticket += 1
-                    heapq.heappush(running, (time + lasts, ticket, thread, number, copied))
+                except Full:  # it waits for what others give back (allocator_retry.cc)
+                    waiting[thread] = number
+                    continue
+                ticket += 1
+                heapq.heappush(running, (time + self._lasts(number), ticket, thread, number, copied))
+            if not running and waiting:
+                raise Full(
+                    f"{graph.nodes[min(waiting.values())].name} waits for memory, and nothing runs that could give some back"
+                )
             if not running:
                 break
             time, _, thread, number, copied = heapq.heappop(running)
@@ -212,13 +221,29 @@ class Walk:
             self._hand_out(node.first, read)
             return None
         for place, tensor in enumerate(node.outputs):
-            self._hand_out(node.first + place, self._buffer(node, number, place, tensor))
+            try:
+                block = self._buffer(node, number, place, tensor)
+            except Full:
+                for value in range(node.first, node.first + place):
+                    self._take_back(value)
+                raise
+            self._hand_out(node.first + place, block)
         return None
 
     def _hand_out(self, value, block):
         self._buffers[value] = block
         if block is not None:
-            block.users += len(self._readers[value]) + self._returned.count(value)
+            block.users += self._users(value)
+
+    def _users(self, value):
+        return len(self._readers[value]) + self._returned.count(value)
+
+    def _take_back(self, value):
+        """What has been handed out to an operation that then found no memory for its next output."""
+        block = self._buffers[value]
+        if block is not None:
+            block.users -= self._users(value) - 1
+            self._release(block)
 
     def _buffer(self, node, number, place, tensor):
         graph = self.graph
