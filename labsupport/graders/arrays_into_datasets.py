@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 
 from labsupport.ground.budget import MIB, process_status
-from labsupport.lesson.exercises import exercise, no_dataset, try_out, untouched
+from labsupport.lesson.exercises import as_written, exercise, no_dataset, try_out, untouched
 
 _EMPTY = "the function returns nothing yet: return "
 
@@ -46,6 +46,7 @@ def _pairs(answer, count, row, batch):
     dataset = answer(path, labels)
     if word := no_dataset(dataset, "(images, labels)"):
         return word
+    dataset = as_written(dataset)
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2:
         return "an element must be a pair: a batch of images, and a batch of labels."
@@ -139,6 +140,7 @@ def _scaled(answer, count, row, batch):
     dataset = answer(pixels)
     if word := no_dataset(dataset, "float32 batches"):
         return word
+    dataset = as_written(dataset)
     sizes, word = [], None
     for images in dataset:  # to its end, so that the peak is that of a whole epoch
         given, right = np.asarray(images), expected(batch * len(sizes))

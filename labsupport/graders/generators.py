@@ -3,7 +3,7 @@
 import numpy as np
 
 from labsupport.ground.budget import MIB
-from labsupport.lesson.exercises import exercise, no_dataset, try_out
+from labsupport.lesson.exercises import as_written, exercise, no_dataset, try_out
 
 _PATHS = 128  # of those given: enough to tell a small buffer from a shuffle of all
 
@@ -44,6 +44,7 @@ def _two_epochs(answer, paths, shape):
     dataset = answer(paths, labels)
     if word := no_dataset(dataset, "pairs"):
         return word
+    dataset = as_written(dataset)
     epochs = []
     for _ in range(2):
         seen, word = _labels_of(dataset, paths, labels, shape)
@@ -83,6 +84,7 @@ def _rows(answer, count, row):
     dataset = answer(x)
     if word := no_dataset(dataset, "the rows of x"):
         return word
+    dataset = as_written(dataset)
     for epoch in ("first", "second"):
         place = 0
         for given in dataset:
@@ -152,6 +154,7 @@ def _streamed(answer, paths, shape):
     dataset = answer(records)
     if word := no_dataset(dataset, "pairs (image, label)"):
         return word
+    dataset = as_written(dataset)
     for _ in dataset.take(1):
         early = len(read)
     read.clear()

@@ -5,7 +5,7 @@ import time
 from numbers import Real
 from pathlib import Path
 
-from labsupport.lesson.exercises import exercise, no_dataset, try_out
+from labsupport.lesson.exercises import as_written, exercise, no_dataset, try_out
 
 _COUNT = 250  # images: shades of grey tell them apart; no multiple of a batch, so that a last, shorter one is due
 _STEP = 0.01  # seconds of pause behind each batch, in which the buffers fill
@@ -24,6 +24,7 @@ def _two_epochs(answer, image_mib):
         dataset, epochs = answer(paths), []
         if told := no_dataset(dataset, "batches of images"):
             return told
+        dataset = as_written(dataset)
         for _ in range(2):
             epochs.append([])
             for batch in dataset:

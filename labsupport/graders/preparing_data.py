@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 
 from labsupport.ground.budget import MIB
-from labsupport.lesson.exercises import exercise, no_dataset, try_out, untouched
+from labsupport.lesson.exercises import as_written, exercise, no_dataset, try_out, untouched
 
 ROWS, BATCH = 60_000, 64
 NUMBERS, CLASSES = 4, 250  # columns, exercise 1
@@ -61,6 +61,7 @@ def _rows(answer):
     dataset = answer(numbers, codes, CLASSES)
     if word := no_dataset(dataset, "float32 rows"):
         return word
+    dataset = as_written(dataset)
     word = _epoch(dataset, numbers, codes)
     if word is None and (again := _epoch(dataset.take(1), numbers[:BATCH], codes[:BATCH])):
         word = f"in the second epoch: {again}"

@@ -66,6 +66,16 @@ def no_dataset(given, of):
     return None
 
 
+def as_written(dataset):
+    """A data set without what tf.data adds by itself: a prefetch that it lets grow where a busy machine serves a batch late."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def try_out(function, *args, **options):
     """Run a grader's function(*args), which calls the answer, in a quiet arm; returns the ArmResult.
 
