@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from types import SimpleNamespace
 
 from labsupport.fits.chunks import Chunks, Full
@@ -115,25 +116,28 @@ class Source:
         self.level(batch)
         return self._lowest[batch]
 
-    def within(self, batch, room):
-        """Bytes of the lowest walk of a batch in a budget of `room` bytes; None where a walk finds no memory any more."""
-        if (batch, room) not in self._within:
+    def within(self, batch, room, number=None):
+        """Bytes of the lowest walk of a batch in a budget of `room` bytes, or of so many walks; None where one finds no memory any more."""
+        if (batch, room, number) not in self._within:
             graph, _ = self._graph(batch)
             self._progress(f"walking a batch of {batch} in {mib(room)}")
             try:
-                self._within[batch, room] = min(walk.peak for walk in walks(graph, self._wanted.eager, LONG, room))
+                found = min(walk.peak for walk in islice(walks(graph, self._wanted.eager, LONG, room), number))
             except Full:
-                self._within[batch, room] = None
-        return self._within[batch, room]
+                found = None
+            self._within[batch, room, number] = found
+        return self._within[batch, room, number]
 
     def largest(self, room):
-        """The largest batch that runs in `room` bytes in each walk, 0 if none does."""
+        """The largest batch that runs in `room` bytes in each walk, 0 if none does; sought by one of them."""
         low, high = 0, 1
-        while self.within(high, room):
+        while self.within(high, room, 1):
             low, high = high, self._beyond(high, room)
         while high - low > max(1, low // 200):  # half a per cent of a batch
             middle = (low + high) // 2
-            low, high = (middle, high) if self.within(middle, room) else (low, middle)
+            low, high = (middle, high) if self.within(middle, room, 1) else (low, middle)
+        while low and not self.within(low, room):
+            low -= max(1, low // 100)
         return low
 
     def _beyond(self, batch, room):
