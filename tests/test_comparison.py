@@ -26,6 +26,13 @@ def test_the_table():
     assert list(by_process.frame["× smaller than the first"]) == [1, 1]
 
 
+def test_an_arm_that_died_is_nothing_to_be_compared_with():
+    died = arm("died", 200, ArmError(Cause.OOM, "no room"))
+    both, other_way = compare(died, arm("stream", 25)), compare(arm("stream", 25), died)
+    assert both.frame["× smaller than the first"].isna().all() and "smaller" not in both.text
+    assert list(other_way.frame["× smaller than the first"].isna()) == [False, True] and "smaller" in other_way.text
+
+
 def test_an_unavailable_figure_stays_so():
     assert "unavailable" in compare(arm("list", 100), arm("stream", None)).text
 

@@ -33,7 +33,8 @@ class Comparison:
 
     @property
     def frame(self):
-        """A row an arm; MiB and seconds; what is unavailable is None."""
+        """A row an arm; MiB and seconds; what is unavailable is None, as the ratios are where the first arm did not finish."""
+        first, *_ = self.results
         peaks = [getattr(result, _PEAK[self.story]) for result in self.results]
         rows = {
             result.label: {
@@ -42,7 +43,8 @@ class Comparison:
                 "at the end MiB": result.end_mib if result.ok else None,
                 "process peak MiB": result.process_peak_mib,
                 "time s": result.seconds,
-                _SMALLER: peaks[0] / peak if peaks[0] and peak and result.ok else None,
+                # The peak of an arm that died is less than it wanted: a ratio to it would be a guess.
+                _SMALLER: peaks[0] / peak if peaks[0] and peak and first.ok and result.ok else None,
                 "value": _short(result.value),
             }
             for result, peak in zip(self.results, peaks)
@@ -50,7 +52,7 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def _readable(self):
-        """The frame as it is shown: numbers rounded, a "+" behind a peak that was cut short, no empty column of values."""
+        """The frame as it is shown: numbers rounded, a "+" behind a peak that was cut short, no column without figures."""
         frame = self.frame.astype(object)
         for column, digits in _DIGITS.items():
             frame[column] = [
@@ -59,7 +61,8 @@ class Comparison:
                 else f"{number:,.{digits}f}" + "+" * (not result.ok and "peak" in column)
                 for number, result in zip(frame[column], self.results)
             ]
-        return frame if frame["value"].any() else frame.drop(columns="value")
+        empty = ["value"] * (not frame["value"].any()) + [_SMALLER] * (not self.results[0].ok)
+        return frame.drop(columns=empty)
 
     @property
     def text(self):

@@ -33,7 +33,7 @@ tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 
 IMAGES = lab.choose(SCALE, quick=400, full=1600)
 BUDGET = lab.choose(SCALE, quick="256 MiB", full="1 GiB")
-SIZE, BATCH, EPOCHS = 224, 32, 14
+SIZE, BATCH, EPOCHS = 224, 32, 7
 photos = sorted(str(path.resolve()) for path in Path("../data/photos").glob("*.jpg"))
 paths = (photos * -(-IMAGES // len(photos)))[:IMAGES]
 on_disk = sum(Path(path).stat().st_size for path in paths) / 2**20

@@ -36,7 +36,7 @@ import keras
 
 IMAGES = lab.choose(SCALE, quick=2000, full=10000)
 ROW = (64, 64, 3)
-BATCH, BUFFER, EPOCHS = 32, 1000, 44
+BATCH, BUFFER, EPOCHS = 32, 1000, 22
 EXAMPLES = 2000  # in the exercises
 print(f"{IMAGES} images of {ROW}, batches of {BATCH}, a shuffle buffer of {BUFFER}")
 

@@ -266,6 +266,7 @@ def survey(calls):
     warm = tf.function(make_step())  # what start-up left free is filled before anything is measured
     for i in range(16):
         warm(x, rate_at(i))
+    gc.freeze()  # the many collections need not look at what is there by now
     for name, (made, call) in cases.items():
         counter = []
         step = made(make_step(counter))

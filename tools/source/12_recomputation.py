@@ -2,7 +2,7 @@
 # # 12 · Recomputation: "gradient checkpointing" that does and that does not
 #
 # **Symptom:** *"gradient checkpointing makes no difference to memory"*, or *"OOM when allocating tensor with shape
-# [8192,64]"* in the middle of a deep model whose weights are tiny.
+# [4096,64]"* in the middle of a deep model whose weights are tiny.
 #
 # **Afterwards you can** tell whether a training step recomputes anything at all, cut a model into segments that are
 # recomputed, predict the best number of them from the depth, and name what recomputation silently breaks.
@@ -34,8 +34,8 @@ tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 DEPTH, WIDTH, CLASSES = 36, 64, 10
-BATCH = lab.choose(SCALE, quick=8192, full=32768)
-BUDGET = lab.choose(SCALE, quick="56 MiB", full="224 MiB")
+BATCH = lab.choose(SCALE, quick=4096, full=16384)
+BUDGET = lab.choose(SCALE, quick="28 MiB", full="112 MiB")
 
 # %% [markdown]
 # ## Predict

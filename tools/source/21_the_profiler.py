@@ -30,7 +30,7 @@ import keras
 
 WORDS = lab.choose(SCALE, quick=2048, full=4096)
 BUDGET = lab.choose(SCALE, quick="88 MiB", full="170 MiB")
-VOCABULARY, CODE, WIDTH, DEPTH, STEPS = 8192, 64, 512, 6, 30
+VOCABULARY, CODE, WIDTH, DEPTH, STEPS = 8192, 64, 512, 6, 12
 
 # %% [markdown]
 # ## Predict

@@ -231,6 +231,7 @@ WAYS = {
 
 
 def every_way(width, length, batch):
+    gc.freeze()  # Keras collects at each layer that it quantizes: not the libraries' objects, too
     losses = {}
     for name, options in WAYS.items():
         gc.collect()
