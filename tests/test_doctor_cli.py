@@ -147,6 +147,18 @@ def test_what_cannot_be_done_is_said_at_once(tmp_path, monkeypatch, capsys, word
     assert "ran" not in shown.out
 
 
+def test_what_keras_does_is_seen_where_tensorflow_is_imported_first(tmp_path):
+    """TensorFlow imports Keras itself then, before it is loaded."""
+    script = (
+        "import tensorflow as tf, keras\nmodel = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\nmodel.evaluate(tf.ones([8, 4]), tf.ones([8, 1]), batch_size=1, verbose=0)\n"
+    )
+    run = doctor(tmp_path, script, "--json", "--report", "report.json")
+    assert run.returncode == 0, run.err
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert [sentence[:27] for sentence in told["growth"]] == ["evaluate(), tf.function mul"], told["growth"]
+
+
 def test_another_backend_of_keras_is_said_to_be_out_of_sight(tmp_path):
     """Neither is installed here: the file that Keras' backend is kept in stands for it."""
     run = doctor(

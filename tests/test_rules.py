@@ -152,6 +152,9 @@ def test_a_queue_with_a_largest_length_only_fills():
     assert (suspect.kind, suspect.place) == ("retained tensors", "t.py:4")
     assert found(True, finished) == []
     assert "retained tensors" in [suspect.kind for suspect in found(True, died)]  # it was too long for this budget
+    queue = Holder("recent", 50, 50 * MIB, "t.py:4", 50 * MIB)
+    facts = Facts(steps=[many(60, 1)], censuses=[Census(1, 0, tensors=50 * MIB, tensor_holders=[queue])])
+    assert "rose by" not in no_suspect(finished(facts))[1] and diagnose(finished(facts)).parts.kept == 50 * MIB
 
 
 def many(count, a_step):
@@ -166,7 +169,7 @@ def test_what_is_kept_after_the_last_census_is_reckoned_with():
         held = lambda n: [Holder("a Keep", n, int(tensors * n * MIB), "t.py:6")]
         step = lambda n: Census(n, n * MIB, tensors=int(tensors * n * MIB), tensor_holders=held(n))
         rows = [step(2**n) for n in range(6)] + [Census(320, 0)]
-        facts = Facts(steps=[many(320, 1)], censuses=rows, passes=[None, None], number_of_passes=41)
+        facts = Facts(steps=[many(320, 1)], censuses=rows, passes=[None, None], number_of_passes=40)
         (suspect,) = diagnose(finished(facts, peak=330 * MIB)).suspects
         return suspect
 
@@ -352,13 +355,34 @@ def test_running_out_in_the_line_that_saves_is_told(line, named):
 
 
 def test_a_budget_below_the_model_is_told_while_it_is_built():
-    facts = Facts(censuses=[Census(0, 0, weights=24 * MIB)])
-    assert kinds(died(facts, peak=30 * MIB, wanted=16 * MIB)) == ["weights"]
-    assert "larger than the budget" in evidence(died(facts, peak=30 * MIB, wanted=16 * MIB))
+    facts = Facts(censuses=[Census(0, 0, weights=200 * MIB)])
+    assert kinds(died(facts, wanted=60 * MIB)) == ["weights"]
+    assert "larger than the budget" in evidence(died(facts, wanted=60 * MIB))
     facts = Facts(censuses=[Census(0, 0, weights=8 * MIB, models=[Model("Sequential", 8 * MIB)])])
     answering = died(facts, peak=30 * MIB, wanted=26 * MIB)  # a finished model that is only asked
     answering.error.message = "Out of memory in MatMul: no room for a tensor"
     assert kinds(answering) == ["batch-bound activations"]
+
+
+def test_a_variable_that_would_fit_is_told_apart_from_a_model_that_does_not():
+    def found(made, wanted):
+        facts = Facts(censuses=[Census(0, 0, weights=made * MIB, tensors=140 * MIB)])
+        result = died(facts, wanted=wanted * MIB)
+        result.error.message = "Out of memory in AddV2: no room for a tensor"
+        result.error.frames, facts.made = [Line("t.py", 12, "Embedding(300000, 64)")], {"model": "t.py:12"}
+        return diagnose(result)
+
+    assert "exist at once" in found(0, 73).suspects[0].evidence[-1]
+    assert "larger than the budget" in found(200, 73).suspects[0].evidence[-1]
+    assert not found(0, 73).parts.data
+
+
+@pytest.mark.parametrize(("arrays", "kind"), [(60, "batch-bound activations"), (0, "weights")])
+def test_a_crash_beside_data_is_not_of_a_model_that_is_made(arrays, kind):
+    census = Census(0, 0, weights=MIB, arrays=arrays * MIB, models=[Model("Sequential", MIB)])
+    result = died(Facts(censuses=[census]), Cause.CRASH_OUT, peak=None, dumps=[250 * MIB])
+    result.error.message = "its process died of SIGSEGV"
+    assert kinds(result) == [kind]
 
 
 @pytest.mark.parametrize("in_use", [1, 150])
@@ -396,6 +420,18 @@ def test_one_operation_beside_a_step_that_asks_for_much_is_not_the_batch():
     assert kinds(in_a_layer) == ["batch-bound activations"]
     evaluated.failed = IN_STEP
     assert kinds(died(evaluated, peak=2 * MIB, wanted=300 * MIB, dumps=[2 * MIB])) == ["batch-bound activations"]
+
+
+@pytest.mark.parametrize("pieces", [60, 0])
+def test_pieces_that_are_joined_beside_any_step_are_told_with_what_keeps_them(pieces):
+    rows = [1, 2, 8, 16, 32, pieces] if pieces else [0] * 6
+    facts = Facts(steps=[TRAIN], censuses=[msgspec.structs.replace(c, weights=MIB) for c in censuses(tensors=rows)])
+    result = died(facts, peak=70 * MIB, wanted=64 * MIB, dumps=[200 * MIB])
+    result.error.message = "Out of memory in ConcatV2: no room for a tensor of shape [8192, 2048]"
+    assert kinds(result) == ["retained tensors" if pieces else "one operation's large output"]
+    assert "ConcatV2 joined pieces into one" in evidence(result)
+    result.error.traceback = 'File "/env/keras/src/layers/merging/concatenate.py", line 9, in call'
+    assert "batch-bound activations" in kinds(result)
 
 
 # --- what is large
@@ -454,11 +490,39 @@ def test_evaluation_that_ran_out_and_an_optimizer_that_is_light_are_told_what_he
         assert ("fewer slots" in diagnose(result).suspects[0].change) == lighter
 
 
+@pytest.mark.parametrize(
+    ("during", "line", "change"),
+    [
+        (None, "p = model.predict(x, batch_size=60000)", "halve the batch of predict()"),
+        (None, "logits = model(x)", "halve the rows that are given at once"),
+        (IN_STEP, "p = model.predict_on_batch(x)", "halve the batch of predict()"),
+        (IN_STEP, "model.fit(x, y)", "let the recomputation run"),
+    ],
+)
+def test_where_no_gradient_is_taken_nothing_is_said_of_gradients(during, line, change):
+    facts = one(weights=5)
+    facts.failed, facts.made = during, {"optimizer": "", "recomputation": "t.py:4"}
+    result = died(facts)
+    result.error.frames = [Line("t.py", 7, line)]
+    (suspect,) = diagnose(result).suspects
+    assert suspect.kind == "batch-bound activations" and change in suspect.change
+    assert ("nothing recomputes" in evidence(result)) == ("fit" in line)
+
+
 @pytest.mark.parametrize("times", [0, 3])
 def test_recomputation_that_was_asked_for_and_never_ran_is_told(times):
     facts = one(weights=5)
     facts.made, facts.recomputed = {"recomputation": "t.py:4"}, times
     assert ("asked for at t.py:4, and nothing recomputes" in evidence(died(facts))) == (not times)
+
+
+def test_names_of_layers_that_no_layer_has_are_told():
+    facts = one(weights=5)
+    facts.made, facts.recomputed = {"recomputation": "t.py:4", "not layers": "block_0, block_1"}, 0
+    assert "no layer called in it has: block_0, block_1" in evidence(died(facts))
+    assert "nothing recomputes" not in evidence(died(facts))
+    facts.made["not layers"] = ""
+    assert "no layer called in it has" not in evidence(died(facts))
 
 
 @pytest.mark.parametrize(("segments", "told"), [(1, True), (6, False)])
@@ -516,6 +580,10 @@ def test_room_in_pieces_is_fragmentation_and_a_full_budget_is_not():
 def test_an_interval_tells_what_memory_ran_out_for():
     in_batch = Interval("input", "a batch", 10 * MIB, 250 * MIB)
     assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=in_batch))) == ["buffer"]
+    for number, kind in ((1, "batch-bound activations"), (2, "buffer")):
+        element = [Buffer(number * 30 * MIB, f"ParallelMapV2, {number} elements")]
+        facts = Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=in_batch, buffers=element)
+        assert kinds(died(facts, wanted=30 * MIB)) == [kind]
     assert kinds(died(Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=IN_STEP))) == ["batch-bound activations"]
     assert kinds(died(Facts(censuses=[Census(0, 0)]))) == ["input copy"]  # before any step: pieces of a data set
     facts = Facts(steps=[TRAIN], censuses=[Census(1, 0, weights=MIB)], open=Interval("step", TRAIN.name, 0))

@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from labsupport.doctor.figures import Parts, in_use, wanted
 from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in, place_of
@@ -31,6 +32,18 @@ _NO_ARRAY = re.compile(
     r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array(?: with shape (\([\d, ]*\)) and data type (\w+))?"
 )
 _OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
+_ELEMENTS = re.compile(r", (\d+) elements$")  # see census.py
+# Operations that copy pieces side by side into one.
+_JOINS = re.compile(r"Concat(V2)?|Pack")
+# A line of the script that only asks a model of Keras'.
+_PREDICTS = re.compile(r"\.predict(_on_batch)?\(")
+# What is no training step, and takes no gradients: what to change. An operation beside any step may be an update, too.
+_BESIDE = "operations outside a training step took it"
+_ANSWERS = {
+    "evaluation": "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()",
+    "predict()": "halve the batch of predict(): its batch_size",
+    _BESIDE: "halve the rows that are given at once, and let what comes of them go to an array of NumPy's",
+}
 # Keras' optimizers, as the names of their operations tell them: by then activations have been let go, what is in use has
 # the size of the weights.
 _UPDATES = re.compile(
@@ -70,12 +83,10 @@ class Death:
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
             data += max(last.arrays, facts.converted.largest, _no_array(result))
-        if _in_a_pipeline(during):
+        if _in_a_pipeline(during) and not _one_batch(facts, size):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working
-        elif _building(result, parts):
-            data, working = data - parts.data, working + parts.data
-        elif _before_training(facts):
+        elif _before_training(facts) and not (_in_a_pipeline(during) or _building(result, parts)):
             data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
         return cls(result, parts, size, during, outside, data, buffers, working)
 
@@ -98,6 +109,25 @@ class Death:
         largest = self.result.facts.censuses[-1].largest
         same = self.wanted and abs(self.wanted - largest) <= _ROUNDED and 2 * largest > self.parts.weights
         return bool(same and self.working <= _PIECES * largest)
+
+    @property
+    def answering(self):
+        """What ran out that takes no gradient, a key of _ANSWERS; "" for a step."""
+        if self.during and self.during.name.startswith(EVALUATES):
+            return "evaluation"
+        frames = self.result.error.frames
+        if frames and _PREDICTS.search(frames[-1].source):
+            return "predict()"
+        return "" if self.during else _BESIDE
+
+    @property
+    def joining(self):
+        """The operation beside any step that was to join pieces into one; "" for others."""
+        error = self.result.error
+        found = _OPERATION.match(error.message)
+        if not found or self.during or not _JOINS.fullmatch(found[1]) or _IN_A_LAYER.search(error.traceback):
+            return ""
+        return found[1]
 
     @property
     def failing(self):
@@ -129,6 +159,13 @@ def _array_wanted(result):
 
 def _in_a_pipeline(interval):
     return interval is not None and interval.kind == "input"
+
+
+def _one_batch(facts, size):
+    """Whether a pipeline has one element at a time, and asked for another as large: it is the batch that is large."""
+    largest = next(iter(facts.buffers), None)
+    found = largest and _ELEMENTS.search(largest.name)
+    return bool(found and int(found[1]) == 1 and size and size > largest.size / 2)
 
 
 def fragmentation(death):
@@ -182,9 +219,9 @@ def buffer(death):
 
 def activations(death):
     """What operations had in use: activations, gradients and intermediates."""
-    if not death.working or death.building or death.updating or death.of_a_table:
+    if not death.working or death.building or death.updating or death.of_a_table or death.joining:
         return
-    where, facts = "operations outside a training step took it", death.result.facts
+    where, facts = _BESIDE, death.result.facts
     if death.during and death.during.kind == "step":
         where = f"in {death.during.name}, which began with {mib(death.during.level)} in use, the process died"
         if facts.in_tape >= _MANY_IN_TAPE:
@@ -194,31 +231,68 @@ def activations(death):
             return
         if facts.failed and facts.failed.peak > facts.failed.level:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
+    elif death.during:
+        where = f"the pipeline prepared one batch, which is large in itself: {', '.join(buffered(facts))}"
     evidence = [where, death.failing]
     if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
         evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
-    asked = facts.made.get("recomputation")
-    if asked and not facts.recomputed:
-        evidence.append(
-            f"recomputation is asked for at {asked}, and nothing recomputes: what keras.remat or tf.recompute_grad returns must "
-            "be what is called, and a RematScope must be open where the layers are made (in a compiled model it then raises a "
-            "ValueError about keyword arguments for layers that take `training`: call those through keras.remat)"
-        )
     if death.parts.working and death.parts.wanted:
         evidence.append(f"{mib(death.parts.working)} of it were in use, {mib(death.parts.wanted)} were asked for")
-    change = ""
-    if facts.made.get("optimizer") == "":  # none of Keras' was made
-        change = "halve the batch; for the same updates take the gradients of both halves, and apply their mean"
-    pieces = bool(asked) and facts.segments == 1
-    if pieces:
+    change, saves = _ANSWERS.get(death.answering, ""), True
+    if change:
+        evidence += [f"it was {death.answering} that ran out, not training"] * (death.answering != _BESIDE)
+    else:
+        if facts.made.get("optimizer") == "":  # none of Keras' was made
+            change = "halve the batch; for the same updates take the gradients of both halves, and apply their mean"
+        if sentences := [*_not_recomputed(facts)]:
+            evidence += [*map(itemgetter(0), sentences)]
+            change, saves = "; ".join(map(itemgetter(1), sentences)), False
+    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change, saves)
+
+
+def _not_recomputed(facts):
+    """(sentence, what to change) on a recomputation that is asked for and spares little."""
+    asked, missed = facts.made.get("recomputation"), facts.made.get("not layers")
+    if not asked:
+        return
+    if missed:
+        yield (
+            f"RematScope's layer_names, at {asked}, have names that no layer called in it has: {missed}",
+            "give RematScope names that its layers have (layer.name)",
+        )
+    elif not facts.recomputed:
+        yield (
+            f"recomputation is asked for at {asked}, and nothing recomputes: what keras.remat or tf.recompute_grad returns must "
+            "be what is called, and a RematScope must be open where the layers are made (in a compiled model it then raises a "
+            "ValueError about keyword arguments for layers that take `training`: call those through keras.remat)",
+            "let the recomputation run that is asked for, or halve the batch",
+        )
+    if facts.segments == 1:
         sentence = "all that is made in it is made again at once on the way back, when the gradients are taken"
-        evidence.append(f"recomputation, asked for at {asked}, is one single piece: {sentence}")
-        change = "recompute in several pieces, such as one for each few layers: as many pieces as one has layers"
-    if death.during and death.during.name.startswith(EVALUATES):
-        evidence.append("it was evaluation that ran out, not training")
-        change = "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()"
-        pieces = False
-    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change, not pieces)
+        yield (
+            f"recomputation, asked for at {asked}, is one single piece: {sentence}",
+            "recompute in several pieces, such as one for each few layers: as many pieces as one has layers",
+        )
+
+
+def as_made(result, parts):
+    """The Parts of a run that died: while variables are made, tensors beside them are their first values, and no data."""
+    if not _building(result, parts):
+        return parts
+    return replace(parts, data=0, working=parts.working + parts.data)
+
+
+def joined(death):
+    """Pieces that become one beside any step, which then exist twice; where they are known to be kept, that is told with them."""
+    if death.joining and death.working and not death.parts.kept:
+        yield Suspect("one operation's large output", death.working, [_joins(death)], place_of(death.result))
+
+
+def _joins(death):
+    return (
+        f"memory ran out where {death.joining} joined pieces into one ({place_of(death.result)}): {death.failing}, "
+        "beside the pieces themselves"
+    )
 
 
 def _building(result, parts):
@@ -233,7 +307,8 @@ def _building(result, parts):
     if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
         return False
     model = facts.made.get("model") and os.path.basename(place_of(result)) == facts.made["model"]
-    return _no_step(facts) and (model or parts.weights > parts.data) and not _no_array(result)
+    data = parts.data if operation else max(parts.data, facts.censuses[-1].arrays)  # of a crash, no more is known
+    return _no_step(facts) and (model or parts.weights > data) and not _no_array(result)
 
 
 def weights(death):
@@ -241,11 +316,24 @@ def weights(death):
     size = max(0, death.parts.weights - sum(_others(death))) + death.working * death.building
     if size:
         evidence = [f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}", death.failing]
-        if death.building:
-            evidence.append(
-                "memory ran out while variables were made: the model and its optimizer are larger than the budget"
-            )
-        yield Suspect("weights", size, evidence, place_of(death.result) if death.building else "")
+        told, change = _while_made(death) if death.building else ([], "")
+        yield Suspect("weights", size, evidence + told, place_of(death.result) if death.building else "", change)
+
+
+def _while_made(death):
+    """(sentences, what to change) where memory ran out while variables were made."""
+    parts, budget = death.parts, death.result.budget
+    made = parts.weights + parts.slots + parts.other_variables
+    if made + parts.wanted > budget:
+        return ["memory ran out while variables were made: the model and its optimizer are larger than the budget"], ""
+    sentence = (
+        f"memory ran out while variables were made, beside {mib(made)} of them: the first value of each is worked out by several "
+        "operations (a random number, its scale, its mean), and up to three results of its whole size exist at once"
+    )
+    return (
+        [sentence],
+        "take a smaller layer or table, or let it begin with zeros, which is one operation, and read its values in afterwards",
+    )
 
 
 def whole_table(death):
@@ -373,6 +461,7 @@ SIZE = (
     input_copy,
     buffer,
     activations,
+    joined,
     optimizer_state,
     other_models,
     replicas,
@@ -384,11 +473,16 @@ SIZE = (
 
 
 def by_size(result, parts, known):
-    """Suspects of a run that died of memory, beside those `known` to grow."""
+    """Suspects of a run that died of memory: those `known` to grow, and others."""
     death = Death.of(result, parts)
+    if death.joining:
+        known = [
+            replace(one, evidence=[*one.evidence, _joins(death)]) if one.kind == "retained tensors" else one
+            for one in known
+        ]
     ahead = [] if known else [*read_ahead(death)]
     if alone := [*fragmentation(death), *large_output(death), *(ahead or converted_whole(death))]:
-        return alone
+        return known + alone
     found = [suspect for rule in SIZE for suspect in rule(death)]
     if death.outside:
         # What TensorFlow's allocator holds is not at fault then, and Python objects that are no arrays may be.
@@ -397,4 +491,4 @@ def by_size(result, parts, known):
     kinds = {suspect.kind for suspect in known}
     found = [suspect for suspect in found if suspect.kind not in kinds]
     most = max((suspect.size or 0 for suspect in [*found, *known]), default=0)
-    return [suspect for suspect in found if suspect.size >= _NEARLY * most]
+    return known + [suspect for suspect in found if suspect.size >= _NEARLY * most]

@@ -115,13 +115,14 @@ def growth(facts):
 
 
 def unexplained(facts):
-    """Bytes by which the level at the begin of the commonest step rose from the first third to the last, beyond what pipelines buffer; 0 for little."""
+    """Bytes by which the level at the begin of the commonest step rose from the first third to the last, beyond what pipelines and queues with a largest length hold; 0 for little."""
     step = max(facts.steps, key=lambda step: step.count, default=None)
     found = step and _early_and_late(step)
     if not found:
         return 0
     early, late = found
-    rise = late - early - max((census.buffers for census in facts.censuses), default=0)
+    queues = [sum(holder.bounded for holder in census.tensor_holders) for census in facts.censuses]
+    rise = late - early - max((census.buffers for census in facts.censuses), default=0) - max(queues, default=0)
     return int(rise) if rise > max(MIB, _MUCH * late) else 0
 
 

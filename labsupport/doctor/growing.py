@@ -28,8 +28,15 @@ _AS_MUCH = 2
 _ENOUGH = 4
 # Steps in a pass over data: what is kept once in a pass is told by the pass.
 _A_PASS = 2
-# Bytes of one thing that is kept, on average: more than a loss or a row of metrics.
+# Bytes of one thing that is kept, on average: more than a loss or a row of metrics; what to change then.
 _OUTPUTS = 2**14
+_IN_PLACE_OF = {
+    "tensors": "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
+    "(all[start:end] = part), which is no device memory, and keep no list of tensors; where only their sum or mean is, add "
+    "each to one sum at once; else keep numbers of them",
+    "arrays": "these are no single numbers: write each into a file as it comes, such as with model.save_weights(), or keep the last "
+    "or the best alone; else keep numbers of them",
+}
 
 
 def _increase(censuses, size, little_by_little=False):
@@ -207,9 +214,10 @@ def _is_garbage(facts, grown):
 
 
 def tensors_kept(facts, finished):
-    """Bytes of tensors by which what is not garbage grew."""
+    """Bytes of tensors that the script keeps: by which what is not garbage grew, and in queues with a largest length."""
     grown = kept(facts, "tensors", finished)[0]
-    return 0 if _is_garbage(facts, grown) else grown
+    queues = finished * max(_bounded(census, "tensors") for census in facts.censuses)
+    return queues + (0 if _is_garbage(facts, grown) else grown)
 
 
 def _by_growth(facts, running):
@@ -246,7 +254,7 @@ def retained(facts, finished):
         grown, steps, last = kept(facts, name, finished)
         if not grown or _is_garbage(facts, grown):
             continue
-        a_pass = f", {mib(grown / max(1, facts.number_of_passes - 1))} a pass over the data" * (
+        a_pass = f", {mib(_in_a_pass(facts, grown, steps))} a pass over the data" * (
             1 < facts.number_of_passes < steps / _A_PASS
         )
         evidence = [
@@ -266,11 +274,12 @@ def retained(facts, finished):
             copies = facts.converted.bytes >= grown
             place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
         outputs = worth and worth[0].size > _OUTPUTS * worth[0].number
-        change = (
-            "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
-            "(all[start:end] = part), which is no device memory, and keep no list of tensors; where not, keep numbers of them"
-        )
-        yield Suspect("retained tensors", grown, evidence, place, change if outputs and name == "tensors" else "")
+        yield Suspect("retained tensors", grown, evidence, place, _IN_PLACE_OF[name] if outputs else "")
+
+
+def _in_a_pass(facts, grown, steps):
+    """Of what grew in so many steps, what a pass over the data adds."""
+    return grown / max(1, steps) * sum(step.count for step in facts.steps) / max(1, facts.number_of_passes)
 
 
 def waiting(facts, finished):

@@ -84,7 +84,7 @@ class _Visit:
         self._ended = False
         self._inside, self._device = False, ""  # in of_tensorflow(); the device that is read
         self._resident = self._private = 0  # bytes that Python and TensorFlow took for themselves
-        self._probe = self._gauge = self._sender = self._recording = None
+        self._probe = self._gauge = self._sender = self._recording = self._keras = None
         os.set_inheritable(settings["records"], False)
         os.set_inheritable(settings["log"], False)
         os.set_inheritable(settings["crash"], False)
@@ -186,6 +186,8 @@ class _Visit:
         self._gauge.start_late(self._zero, self._base)
         self._probe = Probe(self._gauge, tf)
         self._probe.install()
+        if self._keras is not None:
+            self._probe.see_keras(self._keras)
         _stay_out_of_graphs()
         if device.startswith("GPU"):  # its share has been set, as the budget
             self._probe.forgive_late_settings()
@@ -205,7 +207,8 @@ class _Visit:
 
     @quietly
     def after_keras(self, keras):
-        """The probes are there already, where it is TensorFlow that Keras runs on."""
+        """The probes are there already where Keras has imported TensorFlow, and not where TensorFlow is importing Keras."""
+        self._keras = keras
         if self._probe is not None:
             self._probe.see_keras(keras)
 

@@ -10,6 +10,9 @@ from collections import Counter
 from weakref import WeakKeyDictionary
 
 from labsupport.doctor.wrapping import quietly, wrap
+from labsupport.ground.record import sendable
+
+_MOST_NAMES = 4  # told of layers
 
 
 def stage(dataset):
@@ -23,6 +26,7 @@ class Made:
     def __init__(self, where):
         self._where = where
         self._lines = {what: Counter() for what in ("model", "optimizer", "process", "recomputation", "clear_session")}
+        self._wanted, self._called = {}, set()  # names that a RematScope lists, in their order; of layers called in one
         self.recomputed = 0  # calls of functions that recompute on the way back
         self.segments = 0  # the most of those in one graph, or in one step without a graph
         self._segments_of = WeakKeyDictionary()  # a graph, or this object for a step without one: their number
@@ -49,10 +53,12 @@ class Made:
         wrap(base_optimizer.BaseOptimizer, "__init__", self._optimizer)
         if hasattr(keras, "RematScope"):  # since Keras 3.9
             wrap(keras.RematScope, "__enter__", self._recompute)
+            wrap(keras.Layer, "rematerialized_call", self._called_in_scope)
 
     def lines(self):
-        """{what: the line that made most of its kind, of several the last}."""
-        found = {}
+        """{what: the line that made most of its kind, of several the last}; "not layers": names, see Facts."""
+        missed = [name for name in self._wanted if name not in self._called]
+        found = {"not layers": ", ".join(missed[:_MOST_NAMES]) + ", …" * (len(missed) > _MOST_NAMES)}
         for what, lines in self._lines.items():
             most = max(lines.values(), default=0)
             found[what] = next((line for line in reversed(lines) if lines[line] == most), "")
@@ -84,7 +90,18 @@ class Made:
 
     def _recompute(self, original, wanted):
         self._note("recomputation")
+        self._note_names(wanted)
         return original(wanted)
+
+    @quietly
+    def _note_names(self, scope):
+        """scope: a RematScope, or what tf.recompute_grad is given."""
+        if getattr(scope, "mode", "") == "list_of_layers":
+            self._wanted.update(dict.fromkeys(map(sendable, scope.layer_names)))
+
+    def _called_in_scope(self, original, layer, *args, **kwargs):
+        self._called.add(layer.name)
+        return original(layer, *args, **kwargs)
 
     def _not_recorded(self, original):
         # Frames: wrap()'s, then who calls: tf.recompute_grad's inner function, among few others.

@@ -11,7 +11,7 @@ Thresholds marked "by trial" part the troubled scripts of tests/cases and of the
 import re
 from dataclasses import dataclass, field, replace
 
-from labsupport.doctor.dying import by_size
+from labsupport.doctor.dying import as_made, by_size
 from labsupport.doctor.figures import Parts, growth, parts_of_peak
 from labsupport.doctor.growing import GROWTH, grown_variables, outside, tensors_kept
 from labsupport.doctor.suspects import Suspect, died_of_memory, place_of
@@ -50,7 +50,8 @@ def diagnose(result):
     parts = parts_of_peak(result, grown_variables(facts, finished), tensors_kept(facts, finished))
     suspects += beside
     if died_of_memory(result):
-        suspects += [] if beside else by_size(result, parts, suspects)
+        parts = as_made(result, parts)
+        suspects = suspects if beside else by_size(result, parts, suspects)
         suspects.sort(key=lambda suspect: -(suspect.size or 0))
     suspects = [replace(suspect, place=suspect.place or _made_at(suspect, facts)) for suspect in suspects]
     return Diagnosis(result, suspects, parts, growth(facts))

@@ -246,7 +246,7 @@ class Facts(Struct, tag=True):
 
     passes: bytes in use at the begin of the second and of the last pass over a data set; passed_at: the line that began the
     last one; open: what runs now; failed: what
-    ran when an exception began; made: lines by what they make ("model", "optimizer", "process") or ask for ("recomputation", "clear_session");
+    ran when an exception began; made: lines by what they make ("model", "optimizer", "process") or ask for ("recomputation", "clear_session"), and as "not layers" names in a RematScope that no layer called in it has;
     recomputed: calls of functions that recompute on the way back; in_tape: the most batches that were drawn while one tape was open; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
     or on why none are known, where they were asked for; uncollected: whether Python's collector was off at a census; cycles: what
     most of the garbage at the end was of, where that was asked; segments: the most functions that recompute in one graph or one step; unseen: what ran here and holds memory that no probe sees.
