@@ -11,7 +11,7 @@ from labsupport.fits.graph import Graph, Node, Tensor
 from labsupport.fits.lowered import CannotPredict
 from labsupport.fits.step import Wanted, made
 from labsupport.fits.traced import traced
-from labsupport.fits.walk import EagerWalk, Walk
+from labsupport.fits.walk import EagerWalk, Walk, Wiring
 from labsupport.ground.budget import MIB, mib, parse_size
 from labsupport.peak import kinds
 from labsupport.peak.parts import LEAST, Parts, Row
@@ -169,8 +169,9 @@ def walks(graph, eager, steps, *room):
     if eager:
         yield EagerWalk(graph, Chunks(*room), steps=steps)
         return
+    wiring = Wiring(graph)
     for seed in range(max(LEAST_WALKS, min(MOST_WALKS, OPERATIONS * STEPS // steps // len(graph.nodes)))):
-        yield Walk(graph, Chunks(*room), seed=seed, steps=steps)
+        yield Walk(graph, Chunks(*room), seed, steps=steps, wiring=wiring)
 
 
 def walked(graph, eager=False):

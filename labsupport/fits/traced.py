@@ -49,7 +49,8 @@ def traced(make, eager=False):
         except Exception as error:
             raise CannotPredict(_untraceable(error, step is not None)) from error
     made = [*outer.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES), *concrete.graph.variables]
-    variables = {id(variable.handle): _variable(variable, noted) for variable in made}
+    slots = {id(one.value) for optimizer in noted for one in optimizer.variables}
+    variables = {id(variable.handle): _variable(variable, noted, slots) for variable in made}
     held = {}
     captured = {}
     for inner, given in zip(concrete.graph.inputs[-len(concrete.captured_inputs) or None :], concrete.captured_inputs):
@@ -130,9 +131,9 @@ def _noting_optimizers():
         kind.build = original
 
 
-def _variable(variable, optimizers):
+def _variable(variable, optimizers, slots):
+    """slots: ids of the optimizers' variables."""
     name = variable.name.removesuffix(":0")
-    slots = {id(one.value) for optimizer in optimizers for one in optimizer.variables}
     maker = (
         "optimizer" if id(variable) in slots or name.startswith(tuple(f"{o.name}/" for o in optimizers)) else "Keras"
     )

@@ -36,23 +36,43 @@ class Block:
     end: float = float("inf")
 
 
+class Wiring:
+    """What all walks of a Graph share. readers: of each value the numbers of the nodes that read it; followers: of each node
+    those that wait for it besides; waits: for how many each node waits; light: whether it is a light operation."""
+
+    def __init__(self, graph):
+        self._graph, self._efforts, self._kinds = graph, {}, {}
+        self.readers = [[] for _ in graph.values]
+        self.followers = [[] for _ in graph.nodes]
+        self.waits = [len(node.inputs) + len(node.after) for node in graph.nodes]
+        self.light = [node.op in kernels.LIGHT for node in graph.nodes]
+        for number, node in enumerate(graph.nodes):
+            for value in node.inputs:
+                self.readers[value].append(number)
+            for before in node.after:
+                self.followers[before].append(number)
+
+    def effort(self, number):
+        """(a number for its kind, kernels.work()) of a node: of one kind are those that do the same with tensors of the same shapes."""
+        if number not in self._efforts:
+            node = self._graph.nodes[number]
+            kind = node.op, node.outputs, tuple(self._graph.tensor(value) for value in node.inputs)
+            self._efforts[number] = (
+                self._kinds.setdefault(kind, len(self._kinds)),
+                kernels.work(node, self._graph),
+            )
+        return self._efforts[number]
+
+
 class Walk:
     """One walk. blocks: all Blocks; peak: the most bytes in use by chunks; at: when, as a number of the order of events."""
 
-    def __init__(self, graph, memory=None, seed=0, threads=_THREADS, steps=1):
+    def __init__(self, graph, memory=None, seed=0, threads=_THREADS, steps=1, wiring=None):
         self.graph, self.memory = graph, memory or Chunks()
         self.blocks, self.peak, self.at, self.now = [], 0, 0, 0
         self._random, self._threads, self._factors = random.Random(seed), threads, {}
-        self._readers = [[] for _ in graph.values]
-        self._followers = [[] for _ in graph.nodes]
-        self._waits = [0] * len(graph.nodes)
-        for number, node in enumerate(graph.nodes):
-            self._waits[number] = len(node.inputs) + len(node.after)
-            for value in node.inputs:
-                self._readers[value].append(number)
-            for before in node.after:
-                self._followers[before].append(number)
-        self._light = [node.op in kernels.LIGHT for node in graph.nodes]
+        self._wiring = wiring or Wiring(graph)
+        self._readers, self._light = self._wiring.readers, self._wiring.light
         self._buffers = [None] * len(graph.values)
         self._variables, self._returned, self._sparse = {}, graph.returned, set()
         self._prepare()
@@ -117,7 +137,7 @@ class Walk:
     # --- the executor
 
     def _run(self):
-        graph, waits = self.graph, list(self._waits)
+        graph, waits = self.graph, list(self._wiring.waits)
         ready = [number for number, count in enumerate(waits) if count == 0]
         shared = deque(ready)
         own = [deque() for _ in range(self._threads)]
@@ -152,13 +172,12 @@ class Walk:
             raise ValueError(f"{len(left)} operations never became ready, {left[0]} first: the graph has a circle")
 
     def _lasts(self, number):
-        node = self.graph.nodes[number]
         if self._light[number]:
             return 0.2
-        kind = node.op, node.outputs, tuple(self.graph.tensor(value) for value in node.inputs)
+        kind, work = self._wiring.effort(number)
         if kind not in self._factors:
             self._factors[kind] = self._factor()
-        return kernels.work(node, self.graph) * self._factors[kind] * self._factor()
+        return work * self._factors[kind] * self._factor()
 
     def _factor(self):
         return math.exp(self._random.uniform(-1, 1) * math.log(SPREAD))
@@ -183,7 +202,7 @@ class Walk:
                 waits[reader] -= 1
                 if waits[reader] == 0:
                     ready.append(reader)
-        for follower in self._followers[number]:
+        for follower in self._wiring.followers[number]:
             waits[follower] -= 1
             if waits[follower] == 0:
                 ready.append(follower)
