@@ -112,7 +112,8 @@ def figures(log):
     asked = re.findall(r"ran out of memory trying to allocate ([\d.]+\w+)", log)[-1]
     stats = r"^Limit: +([\d.]+\w+)\s^InUse: +([\d.]+\w+)"
     limit, in_use = re.findall(stats, log, re.MULTILINE)[-1]
-    return [lab.parse_size(size) / 2**20 for size in (asked, in_use, limit)]
+    sizes = [size if size.endswith("B") else f"{size} B" for size in (asked, in_use, limit)]
+    return [lab.parse_size(size) / 2**20 for size in sizes]
 
 
 asked, in_use, limit = figures(failure.error.log)
@@ -133,7 +134,7 @@ lab.note(
 #
 # The first, second and last come from the GPU's part of TensorFlow and are **untestable here**. In a
 # [public report](https://github.com/tensorflow/models/issues/9809) of *Dst tensor is not initialized* the dump reads,
-# in bytes, `Limit: 55115776` and `InUse: 2048`: 53 MiB on a card of many GiB, and no model in it yet.
+# in bytes as until TensorFlow 2.19, `Limit: 55115776` and `InUse: 2048`: 53 MiB on a card of many GiB, and no model in it yet.
 #
 # ## Advice, tested
 #

@@ -165,7 +165,9 @@ pd.DataFrame({"MiB left": by_way.round(2), "× weights": (by_way / weights).roun
 # %% [markdown]
 # It is not `compile()` that keeps anything: with the optimizer that the model has, nothing is left. It is a *traced* step
 # of a Keras optimizer. Its graph stays in TensorFlow's table of gradient functions, which nothing ever empties, and so do the
-# variables that it captured. [Lab 11](11_a_model_per_trial.ipynb) follows the reference from the table to the variables.
+# variables that it captured. [Lab 11](11_a_model_per_trial.ipynb) follows the reference from the table to the variables. That was
+# not so under TensorFlow 2.16 with Keras 3.1, where a second `compile()` left nothing; before it, with Keras 2, it was as much as
+# today (recorded in [data/releases.md](../data/releases.md)).
 #
 # ## Fix
 #
