@@ -156,6 +156,18 @@ def test_shapes_follow_from_those_of_the_inputs():
     assert shape("AddN", [unknown, one]) == (4, 3) and shape("TanhGrad", [unknown, one]) is None
 
 
+def test_a_square_that_is_transposed_is_made_anew():
+    for order, expected in (((0, 2, 1), 200), ((0, 1, 2), 100)):
+        graph = Graph()
+        (x,), (places,) = (
+            graph.add(name, "Placeholder", outputs=[made])
+            for name, made in (("x", Tensor((1, 160, 160), "float32")), ("order", Tensor((3,), "int32")))
+        )
+        graph.held, graph.known = {x: "x", places: "order"}, {places: np.array(order)}
+        graph.returned = graph.add("t", "Transpose", (x, places), [Tensor((1, 160, 160), "float32")])
+        assert round(Walk(graph).peak / KIB) // 100 * 100 == expected
+
+
 def test_what_finds_no_memory_waits_for_what_others_give_back():
     """Two branches that take 300 KiB each and leave nothing, beside 100 that are held: in 430 KiB one waits for the other."""
     branches = [[(f"{n}1", "Conv2D", ["x"], 300), (f"{n}2", "Conv2D", [f"{n}1"], 0)] for n in "ab"]

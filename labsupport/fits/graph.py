@@ -68,7 +68,7 @@ class Variable:
 class Graph:
     """nodes: in an order in which each comes behind what it reads. held: {value: name} that the caller keeps alive for the
     whole step (its inputs). returned: values that are handed back. variables: {value of a handle: Variable}.
-    unsure: names of operations whose shape the data decide; compiled: names of calls that XLA compiles.
+    known: {value: its numbers}, of constants and what follows from them. unsure: names of operations whose shape the data decide; compiled: names of calls that XLA compiles.
     """
 
     def __init__(self):

@@ -54,13 +54,16 @@ def view_of(node, graph):
     if node.op in _REDUCTIONS or node.op in _UNMOVED:
         alike = made.elements == given.elements and made.dtype == given.dtype
         if node.op == "Transpose" and alike:
-            return 0 if _unmoved(given.shape, made.shape) else None
+            return 0 if _unmoved(given.shape, made.shape, graph.known.get(node.inputs[1])) else None
         return 0 if alike else None
     return None
 
 
-def _unmoved(before, after):
-    """Whether a transpose only moves dimensions of 1."""
+def _unmoved(before, after, order):
+    """Whether a transpose only moves dimensions of 1. order: its permutation, where that is known; shapes do not tell a square's."""
+    if order is not None:
+        moved = [place for place in order if before[place] != 1]
+        return moved == sorted(moved)
     return [n for n in before if n != 1] == [n for n in after if n != 1] and len({n for n in before if n != 1}) > 1
 
 

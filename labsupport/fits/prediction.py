@@ -202,7 +202,11 @@ def interpolated(one, two, first, second, batch):
         between.nodes.append(
             Node(node.name, node.op, node.inputs, node.after, tuple(outputs), node.first, node.attributes)
         )
-    between.held, between.variables = one.held, one.variables
+    between.held, between.variables, between.known = (
+        one.held,
+        one.variables,
+        one.known,
+    )  # of those only orders of dimensions are asked
     between.returned, between.unsure, between.compiled = one.returned, one.unsure, one.compiled
     return between
 
