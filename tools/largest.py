@@ -14,10 +14,7 @@ from zoo import wanted
 from zoo_models import zoo
 from zoo_table import LARGEST
 
-from labsupport.fits.largest import largest_batch
-from labsupport.fits.measuring import run_step
-from labsupport.fits.prediction import LONG
-from labsupport.showing.running import run
+from labsupport.fits.largest import attempted, largest_batch
 
 COLUMNS = "model budget way batch true runs ooms ended".split()
 HALVING_FROM = 128  # accelerate's own default
@@ -42,11 +39,7 @@ class Trials:
     def _outcomes(self, batch, number):
         known = self._known.setdefault(batch, [])
         while len(known) < number:
-            step = wanted(self.entry, batch, "adam")
-            result = run(run_step, step, LONG, budget=self.budget, outside="6 GiB", quiet=True)
-            if not result.ok and not result.error.cause.of_memory:
-                raise RuntimeError(str(result.error))
-            known.append(result.ok)
+            known.append(attempted(wanted(self.entry, batch, "adam"), self.budget).ok)
         return known
 
     def true(self, near):

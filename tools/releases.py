@@ -30,10 +30,8 @@ RELEASES = ("2.12", "2.15", "2.16", "2.18", "2.19", "2.20", "newest")
 _CELL_SECONDS = 300  # for what takes a tenth of it; a cell that hangs under an old release ends there
 # Keras as it was in the month of a release (PyPI's dates); before 2.16 it has TensorFlow's own number.
 _KERAS = {"2.16": "3.1", "2.18": "3.6", "2.19": "3.9", "2.20": "3.11"}
-_FOLLOW = (
-    "CannotPredict",
-    "NameError",
-)  # no verdict waits for a prediction, and a name is missing after a cell that failed
+# No verdict waits for a prediction, and a name is missing after a cell that failed.
+_FOLLOW = ("CannotPredict", "NameError")
 _NO_TF_KERAS = "2.12"  # older than that package, and Keras 2 itself
 _BESIDE = {"2.12": ["ipython<8.19"]}  # later ones need newer typing_extensions than it allows, and do not tell pip
 

@@ -42,10 +42,7 @@ def largest_batch(wanted, budget, progress=None, timeout=300):
         """Bytes at the worst moment of a run of this batch, None where it ended out of memory."""
         if progress:
             progress(f"running a batch of {batch}")
-        arm = wanted.with_batch(batch)
-        result = run(run_step, arm, LONG, budget=budget, outside="6 GiB", quiet=True, timeout=timeout)
-        if not result.ok and not result.error.cause.of_memory:
-            raise RuntimeError(f"the step did not run: {result.error}")
+        result = attempted(wanted.with_batch(batch), budget, timeout=timeout)
         measured = step_peak(result) if result.ok else None
         found.tried.append((batch, source.level(batch), measured, result.ok))
         found.batch = max(found.batch, batch * result.ok)
@@ -58,6 +55,14 @@ def largest_batch(wanted, budget, progress=None, timeout=300):
         if batch > found.batch:
             tried(batch)
     return found
+
+
+def attempted(wanted, budget, **options):
+    """The ArmResult of LONG steps of a Wanted in a budget. options: those of run(). Raises RuntimeError for what ended otherwise than by memory."""
+    result = run(run_step, wanted, LONG, budget=budget, outside="6 GiB", quiet=True, **options)
+    if not result.ok and not result.error.cause.of_memory:
+        raise RuntimeError(f"the step did not run: {result.error}")
+    return result
 
 
 def _more(measured, lowest):

@@ -202,11 +202,8 @@ def interpolated(one, two, first, second, batch):
         between.nodes.append(
             Node(node.name, node.op, node.inputs, node.after, tuple(outputs), node.first, node.attributes)
         )
-    between.held, between.variables, between.known = (
-        one.held,
-        one.variables,
-        one.known,
-    )  # of those only orders of dimensions are asked
+    between.held, between.variables = one.held, one.variables
+    between.known = one.known  # a walk asks it for orders of dimensions alone, which no batch changes
     between.returned, between.unsure, between.compiled = one.returned, one.unsure, one.compiled
     return between
 
