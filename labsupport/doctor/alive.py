@@ -66,21 +66,36 @@ class Finder:
 
     def __init__(self, but=()):
         self._kinds = [(name, kind) for name, kind in KINDS.items() if kind not in but]
-        self._without = {}  # id of a class that had no instance: how many references to it there were
+        self._references = {}  # id of a class: how many references to it there were at the last search
+        self._without = {}  # the same of those that had no instance
+
+    def as_many(self):
+        """Whether there are as many objects of each kind but tensors as at the last search; others may have taken their places.
+
+        Of the class of tensors TensorFlow itself takes a reference more with each operation that is recorded on a tape.
+        """
+        now = {id(cls): references for cls, references, kind in self._classes() if kind != "tensors"}
+        return now.items() <= self._references.items()
 
     def by_kind(self):
         """{kind: the objects of this process that are of it}, for every kind in KINDS but those that were left out."""
-        found, kinds, held, classes = {kind: [] for kind in KINDS.values()}, {}, {}, []
-        for (module, name), kind in self._kinds:
-            for cls in _with_subclasses(getattr(sys.modules.get(module), name, None)):
-                key = id(cls)  # to hash a class may be code of its own
-                kinds[key], held[key] = kind, sys.getrefcount(cls)
-                if self._without.get(key) != held[key]:
-                    classes.append(cls)
+        found, kinds, classes, held = {kind: [] for kind in KINDS.values()}, {}, [], {}
+        for cls, references, kind in self._classes():
+            kinds[id(cls)], held[id(cls)] = kind, references  # to hash a class may be code of its own
+            if self._without.get(id(cls)) != references:
+                classes.append(cls)
+        self._references, self._without = held, dict(held)
         for thing in instances(classes):
             found[kinds[id(type(thing))]].append(thing)
-            held.pop(id(type(thing)), None)
-        self._without = held
+            self._without.pop(id(type(thing)), None)
+        return found
+
+    def _classes(self):
+        """[(class, number of references to it, kind)]"""
+        found = []
+        for (module, name), kind in self._kinds:
+            for cls in _with_subclasses(getattr(sys.modules.get(module), name, None)):
+                found.append((cls, sys.getrefcount(cls), kind))
         return found
 
 

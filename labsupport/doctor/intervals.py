@@ -18,9 +18,8 @@ class Intervals:
 
     def begin(self, kind, name):
         """kind: "step" or "input"."""
-        if self.open is not None:
-            self.end()
-        level, _ = self._gauge.lap()
+        level, peak = self._gauge.lap()  # to read the allocator costs a loop of small steps most of what we do there
+        self._close(peak)
         self.open = Interval(kind, name, level)
 
     def begin_step(self, name, kind="step"):
@@ -38,12 +37,15 @@ class Intervals:
 
     def end(self):
         """End the interval that is open, if one is."""
+        if self.open is not None:
+            self._close(self._gauge.lap_peak())
+
+    def _close(self, peak):
+        """peak: bytes, the most in use since the open interval began."""
         ended, self.open = self.open, None
-        if ended is None or ended.kind != "step" or ended.level is None:
-            return
-        rise, step = self._gauge.lap_peak() - ended.level, self.steps[ended.name]
-        if rise > step.rise:
-            step.rise = rise
+        if ended is not None and ended.kind == "step" and ended.level is not None:
+            step = self.steps[ended.name]
+            step.rise = max(step.rise, peak - ended.level)
 
     def note_failure(self):
         """Remember the interval in which an exception began, before unwinding closes it."""

@@ -22,6 +22,9 @@ class _Keras(importlib.abc.MetaPathFinder):
 def _bridge(keras):
     if not keras.__version__.startswith("2."):
         return
+    public = importlib.import_module("keras.api._v2.keras.optimizers")  # tf.keras.optimizers
+    for name in [name for name in dir(public) if name[0].isupper()]:
+        setattr(keras.optimizers, name, getattr(public, name))  # until 2.12 the package's own were the old ones
     keras.utils.clear_session = keras.backend.clear_session
     keras.utils.PyDataset = keras.utils.Sequence
     keras.optimizers.Optimizer.apply = lambda self, gradients, variables: self.apply_gradients(
