@@ -6,13 +6,14 @@ import sys
 
 
 class _Keras(importlib.abc.MetaPathFinder):
-    """Finds keras once, to go on when it has been loaded."""
+    """Finds keras, to go on when it has been loaded."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "keras":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)  # again: some only ask whether there is a Keras
         if spec:
             load = spec.loader.exec_module
             spec.loader.exec_module = lambda module: (load(module), _bridge(module))
