@@ -32,6 +32,7 @@ _CELL_SECONDS = 300  # for what takes a tenth of it; a cell that hangs under an 
 _KERAS = {"2.16": "3.1", "2.18": "3.6", "2.19": "3.9", "2.20": "3.11"}
 # No verdict waits for a prediction, and a name is missing after a cell that failed.
 _FOLLOW = ("CannotPredict", "NameError")
+_IN_USER_CODE = "in user code:"  # what AutoGraph begins an error with; the error itself ends it
 _NO_TF_KERAS = "2.12"  # older than that package, and Keras 2 itself
 _BESIDE = {"2.12": ["ipython<8.19"]}  # later ones need newer typing_extensions than it allows, and do not tell pip
 
@@ -110,7 +111,10 @@ def _first_error(book):
     """The first error of a notebook that ran, in a line; "" if there was none. What follows from another comes last."""
     errors = [output for cell in book.cells for output in cell.get("outputs", []) if output.output_type == "error"]
     errors.sort(key=lambda error: error.ename in _FOLLOW)
-    return f"{errors[0].ename}: {errors[0].evalue}".splitlines()[0][:300] if errors else ""
+    if not errors:
+        return ""
+    lines = [line.strip() for line in f"{errors[0].ename}: {errors[0].evalue}".splitlines() if line.strip()]
+    return (lines[0] if not lines[0].endswith(_IN_USER_CODE) else f"{lines[0]} {lines[-1]}")[:300]
 
 
 def record(release, notebooks):
