@@ -343,8 +343,12 @@ def _caller(frame):
 def _address(variable):
     """Where a variable's numbers lie in memory; None where that cannot be told (in a graph, on another device)."""
     import numpy as np
-    from tensorflow.python.eager import record
     from tensorflow.python.ops import gen_resource_variable_ops as ops
+
+    try:
+        from tensorflow.python.eager import record
+    except ImportError:  # its name until TensorFlow 2.12
+        from tensorflow.python.eager import tape as record
 
     try:
         with record.stop_recording():

@@ -20,6 +20,13 @@ class _Keras(importlib.abc.MetaPathFinder):
         return spec
 
 
+class _Variable:
+    """Is made around each variable of a layer, as Keras 3's own are."""
+
+    def __init__(self, make):
+        self.made = make()
+
+
 def _bridge(keras):
     if not keras.__version__.startswith("2."):
         return
@@ -31,6 +38,8 @@ def _bridge(keras):
     keras.optimizers.Optimizer.apply = lambda self, gradients, variables: self.apply_gradients(
         zip(gradients, variables)
     )
+    keras.Variable, add = _Variable, keras.layers.Layer.add_weight
+    keras.layers.Layer.add_weight = lambda *given, **named: _Variable(lambda: add(*given, **named)).made
 
 
 sys.meta_path.insert(0, _Keras())
