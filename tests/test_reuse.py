@@ -34,6 +34,41 @@ def test_classes_of_a_notebook_are_compared_by_their_body():
     assert fingerprint(made(code)) == fingerprint(made(code)) != fingerprint(made(code.replace("return 1", "return 2")))
 
 
+def test_plain_instances_of_a_notebook_are_compared_by_class_and_attributes():
+    code = "class A:\n    def __init__(self, n):\n        self.n = n\n    @property\n    def twice(self):\n        return 2 * self.n\na = A(3)\n"
+    assert fingerprint(made(code, "a")) == fingerprint(made(code, "a"))
+    for other in (code.replace("A(3)", "A(4)"), code.replace("2 * self.n", "3 * self.n")):
+        assert fingerprint(made(code, "a")) != fingerprint(made(other, "a"))
+    with pytest.raises(Unlike):  # what it holds beside its attributes is not seen
+        fingerprint(made("class A(set):\n    pass\na = A([1])\n", "a"))
+
+
+def test_what_a_tensor_will_be_like_is_compared_by_its_text():
+    import tensorflow as tf
+
+    assert fingerprint(tf.TensorSpec((2, None), tf.float32)) == fingerprint(tf.TensorSpec((2, None), tf.float32))
+    assert fingerprint(tf.TensorSpec((2, None), tf.float32)) != fingerprint(tf.TensorSpec((2, None), tf.float16))
+    assert fingerprint(tf.float32) != fingerprint(tf.float16)
+    assert fingerprint(tf.ones(3)) == fingerprint(tf.ones(3)) != fingerprint(tf.zeros(3))
+
+
+def test_temporary_files_are_compared_by_what_is_in_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    places = [tmp_path / name / "x.npy" for name in ("one", "two", "three")]
+    for place, numbers in zip(places, (3, 3, 4)):
+        place.parent.mkdir()
+        np.save(place, np.arange(numbers))
+    one, two, three = (fingerprint([str(place)]) for place in places)
+    assert one == two != three
+
+
+def test_random_generators_are_compared_by_their_state():
+    one, two = np.random.default_rng(1), np.random.default_rng(1)
+    assert fingerprint(one) == fingerprint(two) != fingerprint(np.random.default_rng(2))
+    two.random()
+    assert fingerprint(one) != fingerprint(two)
+
+
 def test_what_cannot_be_compared_is_not_equal_to_anything():
     with pytest.raises(Unlike):
         fingerprint([object()])
