@@ -5,6 +5,7 @@ with all that it refers to, its arguments, budgets and environment variables are
 Only for tests: what a learner or `make labs` runs is always measured.
 """
 
+import dis
 import functools
 import hashlib
 import os
@@ -12,6 +13,7 @@ import pickle
 import sys
 import tempfile
 import types
+from collections import deque
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -123,6 +125,8 @@ def _feed(digest, value, seen):
     elif _tells_all(value):
         note(kind.__name__, repr(value))
         return
+    elif kind is deque:
+        parts = [value.maxlen, *value]
     elif isinstance(value, np.random.Generator):
         parts = [value.bit_generator.state]
     elif kind.__name__ == "EagerTensor":
@@ -174,7 +178,8 @@ def _of_library(value):
 def _parts_of_function(function):
     names, codes = set(), [function.__code__]
     for code in codes:
-        names.update(code.co_names)
+        # Not all of co_names: an attribute may have the name of something else in the notebook.
+        names |= {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     held = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
     try:

@@ -1,5 +1,7 @@
 """What counts as an equal arm in the tests."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 from reuse import Unlike, fingerprint
@@ -21,6 +23,16 @@ def test_the_same_code_in_another_place_is_equal():
 @pytest.mark.parametrize("old, new", [("N = 3", "N = 4"), ("x + N", "x - N"), ("y=1", "y=2"), ("g(i)", "g(i + 1)")])
 def test_a_change_anywhere_below_is_noticed(old, new):
     assert fingerprint(made(BASE)) != fingerprint(made(BASE.replace(old, new)))
+
+
+def test_what_only_has_the_name_of_an_attribute_is_no_part_of_a_function():
+    code = "real = 1\ndef f(x):\n    return [y.real for y in x]\n"
+    assert fingerprint(made(code)) == fingerprint(made(code.replace("= 1", "= 2")))
+    assert fingerprint(made(code)) != fingerprint(made(code.replace("y.real", "y.imag")))
+
+
+def test_a_deque_is_compared_with_its_room():
+    assert fingerprint(deque([1], 2)) == fingerprint(deque([1], 2)) != fingerprint(deque([1], 3))
 
 
 def test_arguments_are_compared_by_their_content():
