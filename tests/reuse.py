@@ -95,57 +95,53 @@ def _feed(digest, value, seen):
         return
     seen[id(value)] = len(seen)
     seen.setdefault("alive", []).append(value)  # so that no id is given twice
-    if kind in (list, tuple):
-        parts = value
-    elif kind is dict:
-        parts = [part for item in value.items() for part in item]
-    elif kind in (set, frozenset):
-        parts = sorted(value, key=repr)
-    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSUM":
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSUM":
         note("array", value.dtype.str, value.shape)
         digest.update(np.ascontiguousarray(value).tobytes())
-        return
-    elif isinstance(value, types.CodeType):
-        parts = [
-            value.co_code,
-            value.co_names,
-            value.co_varnames,
-            value.co_freevars,
-            value.co_flags,
-            list(value.co_consts),
-        ]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__func__, value.__self__]
-    elif isinstance(value, (staticmethod, classmethod)):
-        parts = [value.__func__]
-    elif isinstance(value, property):
-        parts = [value.fget, value.fset, value.fdel]
-    elif isinstance(value, functools.partial):
-        parts = [value.func, value.args, value.keywords]
     elif _tells_all(value):
         note(kind.__name__, repr(value))
-        return
-    elif kind is deque:
-        parts = [value.maxlen, *value]
-    elif isinstance(value, np.random.Generator):
-        parts = [value.bit_generator.state]
-    elif kind.__name__ == "EagerTensor":
-        parts = [kind.__name__, value.numpy()]
-    elif _plainly_made(kind):
-        parts = [kind, vars(value)]
     elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType, *_OF_NUMPY)) or _of_library(value):
         note(getattr(value, "__module__", ""), getattr(value, "__qualname__", getattr(value, "__name__", "")))
-        return
-    elif isinstance(value, types.FunctionType):
-        parts = _parts_of_function(value)
-    elif isinstance(value, type):
-        body = {name: part for name, part in vars(value).items() if not name.startswith("__") or callable(part)}
-        parts = [value.__qualname__, list(value.__bases__), body]
     else:
-        raise Unlike(kind.__name__)
-    note(kind.__name__, len(parts))
-    for part in parts:
-        _feed(digest, part, seen)
+        parts = _parts(value, kind)
+        note(kind.__name__, len(parts))
+        for part in parts:
+            _feed(digest, part, seen)
+
+
+def _parts(value, kind):
+    """What tells a value from others of its kind. Raises Unlike."""
+    if kind in (list, tuple):
+        return value
+    if kind is dict:
+        return [part for item in value.items() for part in item]
+    if kind in (set, frozenset):
+        return sorted(value, key=repr)
+    if kind is deque:
+        return [value.maxlen, *value]
+    if kind is np.random.Generator:
+        return [value.bit_generator.state]
+    if kind.__name__ == "EagerTensor":
+        return [value.numpy()]
+    if kind is types.CodeType:
+        names = value.co_names, value.co_varnames, value.co_freevars
+        return [value.co_code, *names, value.co_flags, list(value.co_consts)]
+    if kind is types.MethodType:
+        return [value.__func__, value.__self__]
+    if kind in (staticmethod, classmethod):
+        return [value.__func__]
+    if kind is property:
+        return [value.fget, value.fset, value.fdel]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if kind is types.FunctionType:
+        return _parts_of_function(value)
+    if isinstance(value, type):
+        body = {name: part for name, part in vars(value).items() if not name.startswith("__") or callable(part)}
+        return [value.__qualname__, list(value.__bases__), body]
+    if _plainly_made(kind):
+        return [kind, vars(value)]
+    raise Unlike(kind.__name__)
 
 
 def _in_a_temporary_file(value):
