@@ -56,8 +56,8 @@ def _watched(original, job, make_watcher):
         (kept.parent / f"{name}-again-{os.getpid()}-{id(job)}").touch()
         return result
     result = original(job, make_watcher)
-    if not result.ok and result.error.cause not in (Cause.OOM, Cause.MEMORY, Cause.ERROR):
-        return result  # a time-out or a crash need not come again
+    if not result.ok and result.error.cause not in (Cause.OOM, Cause.MEMORY, Cause.ERROR, Cause.CRASH_OUT):
+        return result  # a time-out or another crash need not come again
     new = kept.with_name(f"{name}-{os.getpid()}")
     new.write_bytes(pickle.dumps(result))
     new.rename(kept)  # at once: another kernel may be reading
