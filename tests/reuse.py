@@ -5,11 +5,15 @@ with all that it refers to, its arguments, budgets and environment variables are
 Only for tests: what a learner or `make labs` runs is always measured.
 """
 
+import dis
 import functools
 import hashlib
 import os
 import pickle
+import sys
+import tempfile
 import types
+from collections import deque
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -17,6 +21,7 @@ import numpy as np
 FOLDER = "LABSUPPORT_TESTS_REUSE"  # environment variable: where results are kept while the tests run
 STARTUP = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport reuse, roots\nsys.path.pop()\nreuse.install()\nroots.share_nurseries()\ndel reuse, roots, sys\n"
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), PurePath, range, slice, type(Ellipsis))
+_OF_NUMPY = (np.ufunc, type(np.concatenate))  # kinds of its functions
 
 
 class Unlike(Exception):
@@ -51,8 +56,8 @@ def _watched(original, job, make_watcher):
         (kept.parent / f"{name}-again-{os.getpid()}-{id(job)}").touch()
         return result
     result = original(job, make_watcher)
-    if not result.ok and result.error.cause not in (Cause.OOM, Cause.MEMORY, Cause.ERROR):
-        return result  # a time-out or a crash need not come again
+    if not result.ok and result.error.cause not in (Cause.OOM, Cause.MEMORY, Cause.ERROR, Cause.CRASH_OUT):
+        return result  # a time-out or another crash need not come again
     new = kept.with_name(f"{name}-{os.getpid()}")
     new.write_bytes(pickle.dumps(result))
     new.rename(kept)  # at once: another kernel may be reading
@@ -78,6 +83,10 @@ def _feed(digest, value, seen):
         digest.update(repr(words).encode("utf-8", "surrogatepass"))
 
     kind = type(value)
+    if _in_a_temporary_file(value):
+        with open(value, "rb") as file:
+            note("file", os.path.basename(value), hashlib.file_digest(file, "sha256").hexdigest())
+        return
     if kind in _PLAIN or isinstance(value, PurePath):
         note(kind.__name__, value)
         return
@@ -86,42 +95,71 @@ def _feed(digest, value, seen):
         return
     seen[id(value)] = len(seen)
     seen.setdefault("alive", []).append(value)  # so that no id is given twice
-    if kind in (list, tuple):
-        parts = value
-    elif kind is dict:
-        parts = [part for item in value.items() for part in item]
-    elif kind in (set, frozenset):
-        parts = sorted(value, key=repr)
-    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSUM":
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSUM":
         note("array", value.dtype.str, value.shape)
         digest.update(np.ascontiguousarray(value).tobytes())
-        return
-    elif isinstance(value, types.CodeType):
-        parts = [
-            value.co_code,
-            value.co_names,
-            value.co_varnames,
-            value.co_freevars,
-            value.co_flags,
-            list(value.co_consts),
-        ]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__func__, value.__self__]
-    elif isinstance(value, functools.partial):
-        parts = [value.func, value.args, value.keywords]
-    elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType)) or _of_library(value):
+    elif _tells_all(value):
+        note(kind.__name__, repr(value))
+    elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType, *_OF_NUMPY)) or _of_library(value):
         note(getattr(value, "__module__", ""), getattr(value, "__qualname__", getattr(value, "__name__", "")))
-        return
-    elif isinstance(value, types.FunctionType):
-        parts = _parts_of_function(value)
-    elif isinstance(value, type):
-        body = {name: part for name, part in vars(value).items() if not name.startswith("__") or callable(part)}
-        parts = [value.__qualname__, list(value.__bases__), body]
     else:
-        raise Unlike(kind.__name__)
-    note(kind.__name__, len(parts))
-    for part in parts:
-        _feed(digest, part, seen)
+        parts = _parts(value, kind)
+        note(kind.__name__, len(parts))
+        for part in parts:
+            _feed(digest, part, seen)
+
+
+def _parts(value, kind):
+    """What tells a value from others of its kind. Raises Unlike."""
+    if kind in (list, tuple):
+        return value
+    if kind is dict:
+        return [part for item in value.items() for part in item]
+    if kind in (set, frozenset):
+        return sorted(value, key=repr)
+    if kind is deque:
+        return [value.maxlen, *value]
+    if kind is np.random.Generator:
+        return [value.bit_generator.state]
+    if kind.__name__ == "EagerTensor":
+        return [value.numpy()]
+    if kind is types.CodeType:
+        names = value.co_names, value.co_varnames, value.co_freevars
+        return [value.co_code, *names, value.co_flags, list(value.co_consts)]
+    if kind is types.MethodType:
+        return [value.__func__, value.__self__]
+    if kind in (staticmethod, classmethod):
+        return [value.__func__]
+    if kind is property:
+        return [value.fget, value.fset, value.fdel]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if kind is types.FunctionType:
+        return _parts_of_function(value)
+    if isinstance(value, type):
+        body = {name: part for name, part in vars(value).items() if not name.startswith("__") or callable(part)}
+        return [value.__qualname__, list(value.__bases__), body]
+    if _plainly_made(kind):
+        return [kind, vars(value)]
+    raise Unlike(kind.__name__)
+
+
+def _in_a_temporary_file(value):
+    """Whether this names a file that a lab has written into a folder of its own, whose name is another one in each kernel."""
+    inside = isinstance(value, (str, PurePath)) and str(value).startswith(os.path.join(tempfile.gettempdir(), ""))
+    return inside and os.path.isfile(value)
+
+
+def _tells_all(value):
+    """Whether its text is all that there is to it: a dtype, or what a tensor will be like. Their module is loaded where one is."""
+    tf = sys.modules.get("tensorflow")
+    return isinstance(value, np.dtype) or (tf is not None and isinstance(value, (tf.DType, tf.TensorSpec)))
+
+
+def _plainly_made(kind):
+    """Whether this is a notebook's own class of plain instances, which hold nothing but their attributes."""
+    bases = [base for base in kind.__mro__ if base is not object]
+    return bases != [] and all(base.__module__ == "__main__" and "__slots__" not in vars(base) for base in bases)
 
 
 def _of_library(value):
@@ -136,7 +174,8 @@ def _of_library(value):
 def _parts_of_function(function):
     names, codes = set(), [function.__code__]
     for code in codes:
-        names.update(code.co_names)
+        # Not all of co_names: an attribute may have the name of something else in the notebook.
+        names |= {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     held = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
     try:

@@ -245,3 +245,36 @@ def test_whatever_a_script_does_a_check_gives_sentences(judge):
     assert found.missing("generous").startswith("main raises IndexError")
     assert "image_dataset is no function but 3. " in found.missing("tight")
     assert not found.best.ok and found.trained is None and len(found.frame) == len(capstone_rules.FAULTS)
+
+
+@pytest.fixture
+def asked(judge, monkeypatch):
+    """What the judge runs: here nothing but the labels of its arms, and each look's figures are those in figures."""
+    labels, figures = [], {}
+
+    def ran(function, *given, label, **options):
+        labels.append(label)
+        return ArmResult(label, 2**30, True, value=(dict(figures), []), figures={"peak": 2**20})
+
+    monkeypatch.setattr(capstone, "run", ran)
+    monkeypatch.setattr(judge, "_looked", {})
+    monkeypatch.setattr(judge, "run", lambda script, size, label: (ran(None, label=label), []))
+    return labels, figures
+
+
+def test_a_check_measures_what_was_not_looked_at_before(judge, asked):
+    labels, _ = asked
+    pieces = capstone.script_functions(script())
+    judge.look(pieces, "images")
+    judge.check(pieces, BUDGETS)
+    of = "your functions, measured: "
+    assert labels == [of + "images", of + "training", "your script, 56 MiB", of + "main"]
+    judge.check({**pieces, "make_pipeline": lambda images: images.batch(2)}, BUDGETS)
+    assert labels[4:] == [of + "images", of + "training", "your script, 56 MiB", of + "main"]
+
+
+def test_a_script_with_a_fault_runs_under_the_largest_budget_first(judge, asked):
+    labels, figures = asked
+    figures["history"] = 1.0
+    judge.check(capstone.script_functions(script()), BUDGETS)
+    assert [label for label in labels if "script" in label] == ["your script, 256 MiB", "your script, 56 MiB"]

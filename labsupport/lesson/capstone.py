@@ -66,6 +66,7 @@ class Judge:
             "last": list(self._rates),
             "validation": validation,
         }
+        self._looked = {}  # {part of rules.PARTS: (the functions that it calls, as bytes, its figures, its troubles)}
         self.before, self.trained = self.run(given, None, "as it was, no tight budget")
 
     def run(self, script, budget, label):
@@ -87,24 +88,49 @@ class Judge:
         """(figures, troubles) of the functions in some parts of rules.PARTS."""
         if troubles := _unsendable(script):
             return {}, troubles
-        asked = script, self.facts, [look for part in parts for look in rules.PARTS[part]]
-        result = run(rules.measure, *asked, label="your functions, measured", quiet=True, timeout=_SECONDS)
-        return result.value if result.ok else ({}, [_why(result)])
+        figures, troubles = {}, []
+        for part in parts:
+            asked = script, self.facts, rules.PARTS[part]
+            result = run(rules.measure, *asked, label=f"your functions, measured: {part}", quiet=True, timeout=_SECONDS)
+            found, told = result.value if result.ok else ({}, [_why(result)])
+            self._looked[part] = _called(script, part), found, told
+            figures, troubles = figures | found, troubles + told
+        return figures, list(dict.fromkeys(troubles))
+
+    def _newest(self, script, *parts):
+        """look(), but for parts whose newest look was at the very same functions: that one counts."""
+        known = [part for part in parts if self._looked.get(part, [None])[0] == _called(script, part)]
+        figures, troubles = self.look(script, *[part for part in parts if part not in known])
+        for _, found, told in map(self._looked.get, known):
+            figures, troubles = figures | found, troubles + told
+        return figures, list(dict.fromkeys(troubles))
 
     def check(self, script, budgets):
-        """Run a script under budgets = {level: size}, from the largest on, and measure its functions; a Report.
+        """Measure a script's functions, and run it under budgets = {level: size}; a Report.
 
-        A run that finishes shows its exact peak, so the next one is under the smallest budget that this peak fits into.
+        Where no fault is found, the smallest budget comes first, and who passes it has passed all. Otherwise the largest
+        does: a run that finishes shows its exact peak, so the next one is under the smallest budget that this fits into.
         """
         sizes = sorted(set(budgets.values()), key=parse_size, reverse=True)
         if troubles := _unsendable(script):
             return Report(budgets, {}, troubles)
-        runs = {sizes[0]: self.run(script, sizes[0], f"your script, {sizes[0]}")}
-        first = runs[sizes[0]][0]
-        fitting = [size for size in sizes[1:] if first.ok and first.figures["peak"] <= parse_size(size)]
-        if fitting:
-            runs[fitting[-1]] = self.run(script, fitting[-1], f"your script, {fitting[-1]}")
-        figures, troubles = self.look(script, "images", "training", *["main"] * first.ok)
+        figures, troubles = self._newest(script, "images", "training")
+        clean, runs = not (troubles or faults_of(figures)), {}
+
+        def under(size):
+            runs[size] = self.run(script, size, f"your script, {size}")
+            return runs[size][0]
+
+        if not (clean and under(sizes[-1]).ok):
+            first = under(sizes[0]) if sizes[0] not in runs else runs[sizes[0]][0]
+            peak = first.figures["peak"] if first.ok else float("inf")
+            fitting = [size for size in sizes if size not in runs and peak <= parse_size(size)]
+            if fitting:
+                under(fitting[-1])
+        runs = {size: runs[size] for size in sizes if size in runs}
+        if any(result.ok for result, _ in runs.values()):
+            of_main, more = self._newest(script, "main")
+            figures, troubles = figures | of_main, [*troubles, *more]
         report = Report(budgets, {size: result for size, (result, _) in runs.items()}, troubles, figures)
         trained = next((trained for result, trained in reversed(runs.values()) if result.ok), [])
         if isinstance(trained, Trained):
@@ -112,6 +138,11 @@ class Judge:
             trained = undone(trained, self.trained, self._rates, len(self._truth))
         report.left += trained
         return report
+
+
+def _called(script, part):
+    """The functions that a part of rules.PARTS calls, with all that they refer to, as bytes."""
+    return cloudpickle.dumps({name: script[name] for name in rules.CALLED.get(part, rules.SCRIPT)})
 
 
 def scored(says, updates, answers, truth):

@@ -516,6 +516,10 @@ PARTS = {  # what is looked at together
     "training": ("evaluation", "epochs", "trials"),
     "main": ("canary",),
 }
+CALLED = {  # the functions that a part calls; "main": all
+    "images": ("image_dataset", "make_pipeline"),
+    "training": tuple(name for name in SCRIPT if name != "main"),
+}
 
 
 def measure(script, given, looks):

@@ -88,6 +88,7 @@ def threads(space):
     found, planes = [], xplane_pb2.XSpace.FromString(space).planes
     for plane in planes:
         names = {number: entry.name for number, entry in plane.event_metadata.items() if _TELLS.match(entry.name)}
+        words = {number: entry.name for number, entry in plane.stat_metadata.items()}
         for line in plane.lines:
             thread = Thread(line.name)
             base, outer = line.timestamp_ns * 1000, None
@@ -97,7 +98,7 @@ def threads(space):
                 while outer is not None and outer.end < start:
                     outer = outer.outer
                 if name in ("MemoryAllocation", "MemoryDeallocation"):
-                    thread.memory.append((start, name == "MemoryAllocation", _stats(plane, event), outer))
+                    thread.memory.append((start, name == "MemoryAllocation", _stats(event, words), outer))
                 elif name.startswith(("line ", "back ", "poll ", "phase ", "end ")):
                     kind, number = name.split()
                     thread.lines.append((start, kind, int(number)))
@@ -108,14 +109,13 @@ def threads(space):
     return found
 
 
-def _stats(plane, event):
+def _stats(event, words):
+    """{name: value} of what an event says of itself; words: the texts of its plane by their numbers."""
     found = {}
     for stat in event.stats:
         kind = stat.WhichOneof("value")
         value = getattr(stat, kind)
-        found[plane.stat_metadata[stat.metadata_id].name] = (
-            plane.stat_metadata[value].name if kind == "ref_value" else value
-        )
+        found[words[stat.metadata_id]] = words.get(value, "") if kind == "ref_value" else value
     return found
 
 

@@ -212,6 +212,13 @@ failure = lab.run(
 lab.expect_oom(failure)
 
 # %% [markdown]
+# Who held it when it ran out? The script runs once more while TensorFlow records every allocation. The line that it
+# names is the first to ask: must all of this be there at once? Others show when that one is cured.
+
+# %%
+lab.take_apart(failure)
+
+# %% [markdown]
 # It dies before its first step. A traceback shows one fault, the first that does not fit. Cure it, and the script
 # dies elsewhere, perhaps in a line that is innocent: where the last straw falls (lab 19). With room enough, the script
 # as it is finishes. The judge notes what it trains, and asks its models about photographs that it has never seen:
@@ -499,7 +506,8 @@ def evaluate(model, images):
 
 
 # %% [markdown]
-# Now the whole. `main` runs under the budgets, and the checker measures all functions together.
+# Now the whole. `main` runs under the budgets, the smallest first where no fault is left. What the checker has found out
+# about the functions as they are now it need not measure again.
 #
 # A script with faults left dies here, and not always with an error. For each epoch's iterator, tf.data copies the array
 # of all images once more (lab 02); where that copy has no room, TensorFlow 2.21 crashes in place of raising an error,
@@ -517,13 +525,6 @@ report.frame
 # %%
 side_by_side = lab.compare(before, failure, *report.runs.values())
 side_by_side
-
-# %% [markdown]
-# Who held it when the script, as it was, ran out? It runs once more while TensorFlow records every allocation. The
-# line that it names is the first to ask: must all of this be there at once? Others show when that one is cured.
-
-# %%
-lab.take_apart(failure)
 
 # %%
 lab.predicted_vs_measured(
