@@ -3,7 +3,6 @@
 import ast
 import functools
 import linecache
-import statistics
 import sys
 from collections import Counter
 
@@ -78,6 +77,10 @@ def loop_under_tape(file, line):
     return None
 
 
+def _median(numbers):
+    return sorted(numbers)[(len(numbers) - 1) // 2] if numbers else 0
+
+
 def uses(tape, tensors):
     """How often the weights that a tape watched were used under it, about; 0 where that is not known.
 
@@ -87,7 +90,7 @@ def uses(tape, tensors):
     watched = Counter(tuple(one.shape) for one in tape.watched_variables() if len(one.shape) > 1)
     alive = Counter(ask(lambda tensor: tuple(tensor.shape), tensor) for tensor in tensors)
     found = [alive[shape] // number for shape, number in watched.items() if alive[shape] >= number]
-    return statistics.median_low(found) if found else 0
+    return _median(found)
 
 
 def uses_in(graph):
@@ -95,7 +98,7 @@ def uses_in(graph):
     reads = Counter(op.inputs[0].name for op in graph.get_operations() if op.type == "ReadVariableOp")
     inner = {id(outside): inside.name for outside, inside in graph.captures}
     found = [reads[inner.get(id(weight.handle))] for weight in graph.trainable_variables]
-    return statistics.median_low(found) if found else 0
+    return _median(found)
 
 
 def shapes_given(arguments):

@@ -19,7 +19,7 @@ from types import MethodType
 import numpy as np
 
 from labsupport.doctor import cycles, failing
-from labsupport.doctor.alive import Finder, uncollected
+from labsupport.doctor.alive import Finder, instances, uncollected
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.made import Made
@@ -115,7 +115,7 @@ class Probe:
         self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, whether it is a library's)
         self._tape_open = self._in_call = False
         self._called = None  # the Function that runs
-        self._tape, self._tape_at = (lambda: None), None  # a weak reference to the last one, its (file, line)
+        self._tape_at = None  # (file, line) of the last one
         self._failing = Failing()
         self._shapes = weakref.WeakKeyDictionary()  # tf.function: shapes of its arguments, where they matter
         self._total_at_batch = self._total_at_pass = None
@@ -367,10 +367,11 @@ class Probe:
             "given": failing.shapes_in(frames, self._tape_at),
             "weights": self._shapes_of_variables(),
         }
-        if (tape := self._tape()) is not None:
+        if tapes := instances([self._tf.GradientTape]):
             loop = failing.loop_under_tape(*self._tape_at)
             tensors = Finder().by_kind()["tensors"]
-            found |= {"uses": failing.uses(tape, tensors), "loop": _place(*loop) if loop else ""}
+            most = max(failing.uses(tape, tensors) for tape in tapes)
+            found |= {"uses": most, "loop": _place(*loop) if loop else ""}
         self._failing = Failing(**found)
 
     def _shapes_of_variables(self):
@@ -403,7 +404,7 @@ class Probe:
             if at := _at():
                 self._begin_step(f"GradientTape ({_place(*at)})")
                 self._tape_open, self._in_tape = True, 0
-                self._tape, self._tape_at = weakref.ref(tape), at
+                self._tape_at = at
         elif self._in_call and self._called is not None:
             self._called.tapes += 1
         return original(tape)
