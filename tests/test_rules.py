@@ -14,7 +14,19 @@ from labsupport.doctor.rules import diagnose
 from labsupport.doctor.suspects import CHANGES, LABS
 from labsupport.doctor.terminal import no_suspect
 from labsupport.ground.budget import MIB
-from labsupport.ground.record import Buffer, Cause, Census, Converted, Facts, Function, Holder, Interval, Model, Step
+from labsupport.ground.record import (
+    Buffer,
+    Cause,
+    Census,
+    Converted,
+    Facts,
+    Failing,
+    Function,
+    Holder,
+    Interval,
+    Model,
+    Step,
+)
 from labsupport.ground.result import ArmError, ArmResult, Family, Line, Offspring
 
 BUDGET = 256 * MIB
@@ -114,6 +126,31 @@ def test_a_model_per_fold_is_kept_alive():
     assert "keeps them" not in evidence(
         finished(Facts(steps=[TRAIN], censuses=models([2, 2, 4, 6, 8, 9], alive=4, size=8)))
     )
+
+
+@pytest.mark.parametrize(("number", "size", "named"), [(4, 36, True), (1, 36, False), (4, 8, False)])
+def test_the_name_that_holds_models_is_told(number, size, named):
+    """The last model has a name, too; and a name that holds little is not where they go."""
+    rows = models([8, 8, 16, 24, 32, 40], alive=4)
+    rows[-2] = msgspec.structs.replace(rows[-2], model_holders=[Holder("results", number, size * MIB, "t.py:12")])
+    facts = Facts(steps=[TRAIN], censuses=rows, made={"model": "t.py:4"})
+    (suspect,) = diagnose(finished(facts)).suspects
+    assert suspect.place == ("t.py:12" if named else "t.py:4")
+    assert (
+        ("results holds 4 models, 36.0 MiB" in evidence(finished(facts))) == named == ("let results" in suspect.change)
+    )
+
+
+@pytest.mark.parametrize(("alive", "named"), [(3, False), (5, True)])
+def test_a_few_models_at_a_time_may_grow(alive, named):
+    """The best, the last and the next, each larger than those before."""
+    rows = [
+        Census(
+            2**n, 0, weights=alive * n * MIB, held=alive * n * MIB, models=[Model("m", n * MIB)] * alive, models_met=9
+        )
+        for n in range(2, 8)
+    ]
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=rows))) == ["models kept alive"] * named
 
 
 @pytest.mark.parametrize(
@@ -310,6 +347,24 @@ def test_growth_of_the_process_alone(process, named):
         msgspec.structs.replace(census, containers=filled * (census.step == 32)) for census in facts.censuses
     ]
     assert [suspect.place for suspect in diagnose(finished(facts)).suspects] == ["t.py:8"] * named
+
+
+@pytest.mark.parametrize(
+    ("shapes", "at", "named"), [(40, range(1, 41), True), (3, (1, 2, 39), False), (8, range(1, 9), False)]
+)
+def test_programs_are_told_by_their_number(shapes, at, named):
+    """Few shapes, or all of them at the start, are no programs that go on coming."""
+    facts = Facts(steps=[TRAIN], censuses=censuses(process=[5, 8, 12, 20, 36, 68], peak=[0] * 6))
+    facts.functions = [Function("step", "t.py:3", True, calls=40, compiled=True, shapes=shapes, shaped_at=list(at))]
+    facts.censuses = [msgspec.structs.replace(row, process=row.process and row.process // 2) for row in facts.censuses]
+    assert kinds(finished(facts)) == ["programs that XLA keeps"] * named
+    assert ("for 40 different shapes" in evidence(finished(facts))) == named
+
+
+def test_traces_for_shapes_are_told_as_such():
+    facts = retraced(20, list(range(1, 21)), shapes=20, shaped_at=list(range(1, 21)))
+    (suspect,) = diagnose(finished(facts)).suspects
+    assert "20 different shapes" in evidence(finished(facts)) and "reduce_retracing" in suspect.change
 
 
 def test_what_is_made_is_told_by_its_line():
@@ -532,6 +587,60 @@ def test_recomputation_in_one_piece_is_told(segments, told):
     assert ("one single piece" in evidence(died(facts))) == told
     change = diagnose(died(facts)).suspects[0].change
     assert ("in several pieces" in change) == told and ("to expect" in change) != told
+
+
+@pytest.mark.parametrize(
+    ("failing", "told"),
+    [
+        (Failing(uses=40, loop="t.py:9"), True),
+        (Failing(uses=3, loop="t.py:9"), False),  # triplets
+        (Failing(uses=40), False),  # layers that share weights
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "change"), [("GradientTape (t.py:8)", "open a tape"), ("tf.function f (t.py:6)", "call")]
+)
+def test_passes_that_one_tape_keeps_are_told_by_its_line(failing, told, name, change):
+    facts = one(weights=5)
+    facts.failing, facts.failed = failing, Interval("step", name, 10 * MIB, 250 * MIB)
+    (suspect,) = diagnose(died(facts)).suspects
+    assert (suspect.kind == "retained tensors") == told == (f"some {failing.uses} times" in evidence(died(facts)))
+    assert not told or (suspect.place in name and suspect.change.startswith(change))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "weights", "pairs"),
+    [
+        ([512, 512, 64], [[512, 64], [512]], [[64, 64]], True),
+        ([512, 512, 64], [[512, 64]], [[64, 512]], False),  # units
+        ([64, 64, 64, 3], [[64, 64, 64, 3]], [], False),  # images as wide as there are of them
+        ([16, 16, 900, 900], [[16, 900]], [], False),  # heads
+        ([512, 128, 64], [[512, 128]], [], False),
+        ([512, 512, 64], [], [], False),  # nothing known
+    ],
+    ids=["pairs", "units", "sides", "heads", "rows", "unknown"],
+)
+def test_rows_that_stand_twice_are_pairs(wanted, given, weights, pairs):
+    facts = one(weights=5)
+    facts.failing = Failing(wanted=wanted, given=given, weights=weights, made_at="t.py:6")
+    result = died(facts, wanted=60 * MIB)
+    (suspect,) = diagnose(result).suspects
+    assert suspect.kind == ("one operation's large output" if pairs else "batch-bound activations")
+    assert (suspect.place == "t.py:6") == pairs == ("the 512 rows of the batch stand twice" in evidence(result))
+
+
+@pytest.mark.parametrize(("tapes", "told"), [(0, True), (1, False)])
+def test_a_function_without_a_tape_is_no_training(tapes, told):
+    train, other = (
+        Function("train", "t.py:9", True, traces=1, tapes=1),
+        Function("f", "t.py:20", True, traces=1, tapes=tapes),
+    )
+    facts = one(weights=5)
+    facts.functions, facts.failed = [train, other], Interval("step", "tf.function f (t.py:20)", 10 * MIB, 250 * MIB)
+    (suspect,) = diagnose(died(facts)).suspects
+    assert ("fewer rows at once" in suspect.change) == told != ("gradient_accumulation_steps" in suspect.change)
+    facts.functions = [other]  # no tape anywhere: gradients may be taken in another way
+    assert "fewer rows at once" not in diagnose(died(facts)).suspects[0].change
 
 
 @pytest.mark.parametrize("line", ["", "t.py:5"])

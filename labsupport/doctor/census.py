@@ -120,7 +120,7 @@ class Censuses:
         for variable in {ask(_handle, variable, id(variable)): variable for variable in found["variables"]}.values():
             sizes[_group(variable, slots, weights, not models)] += variable_bytes(variable)
             largest = max(largest, variable_bytes(variable))
-        tensors, arrays, containers = _holders([*frames, *own_frames(sys._getframe())])
+        tensors, arrays, of_models, containers = _holders([*frames, *own_frames(sys._getframe())])
         self.taken.append(
             Census(
                 step=step,
@@ -140,6 +140,7 @@ class Censuses:
                 models=models,
                 tensor_holders=tensors[:_MOST_HOLDERS],
                 array_holders=arrays[:_MOST_HOLDERS],
+                model_holders=of_models,
                 containers=containers,
                 process=self._gauge.process_now(),
                 largest=largest,
@@ -305,7 +306,7 @@ def _copies(variable):
 
 
 def _holders(frames):
-    """([Holder] of tensors, of arrays, of other objects in containers): which names of the script hold them, largest first."""
+    """([Holder] of tensors, of arrays, of models or variables, of other objects in containers): which names of the script hold them, largest first."""
     values = own_names(frames)
     held = by_name(values)
     found = []
@@ -319,6 +320,13 @@ def _holders(frames):
         places = [*map(place, names[:_MOST_PLACED])]
         places += [""] * (len(names) - len(places))
         found.append([_holder(name, held[name], kind, place) for name, place in zip(names, places)])
+    most = sorted((name for name in held if held[name]["variables"]), key=lambda name: -held[name]["variables"])
+    found.append(
+        [
+            Holder(sendable(name), held[name]["number of models"], held[name]["variables"], place(name))
+            for name in most[:_MOST_PLACED]
+        ]
+    )
     full = sorted((name for name in held if held[name]["items"] > _FEW), key=lambda name: -held[name]["items"])
     return *found, [Holder(sendable(name), held[name]["items"], 0, place(name)) for name in full[:_MOST_PLACED]]
 

@@ -1,5 +1,6 @@
 """Rules for what is large, which is a suspect only in a run that died of memory. Pure functions over a Death; thresholds marked "by trial" as in rules.py."""
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -10,8 +11,12 @@ from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in,
 from labsupport.ground.budget import mib, parse_size
 from labsupport.ground.record import EVALUATES, Cause, Interval
 
-# Batches drawn while one tape is open: a step on several parts of a batch draws few.
-_MANY_IN_TAPE = 4
+# Batches drawn while one tape is open: a step on several parts of a batch draws few. Uses of each weight under one tape: a
+# network for pairs or triplets has two or three, a GAN's discriminator two.
+_MANY_IN_TAPE, _MANY_USES = 4, 8
+# Rows of a batch that stand twice in a shape: fewer may be heads of attention. Of what was in use and asked for: a smaller
+# tensor is not what filled the budget; by trial.
+_ROWS_TWICE, _PAIRS_SHARE = 64, 0.1
 # A request for a table's own size: the allocator rounds up to 256 bytes; beside table and gradient few pieces of it are in use.
 _ROUNDED, _PIECES = 256, 4
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
@@ -42,8 +47,22 @@ _BESIDE = "operations outside a training step took it"
 _ANSWERS = {
     "evaluation": "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()",
     "predict()": "halve the batch of predict(): its batch_size",
+    "a function without a tape": "give it fewer rows at once: without gradients no result depends on how many there are",
     _BESIDE: "halve the rows that are given at once, and let what comes of them go to an array of NumPy's",
 }
+_ONE_OUTPUT = "one operation's large output"
+_WITHOUT_PAIRS = (
+    "let no tensor hold a row for each pair: squared distances are |a|² + |b|² − 2 a·b, with one matrix product for all a·b; else "
+    "work through the rows in pieces, in a function under tf.recompute_grad where gradients are taken; half a batch has a quarter of it"
+)
+_IN_TAPES_OF_THEIR_OWN = (
+    "open a tape for each pass, take its gradients before the next, and add the gradients up in place of the losses; where a pass "
+    "needs the one before (a recurrent step), let one tape hold fewer of them"
+)
+_IN_CALLS_OF_THEIR_OWN = (
+    "call the tf.function once for each pass, each with a tape of its own, and add the gradients up in place of the losses: in one "
+    "graph a loop of Python's is unrolled, and its passes may run side by side, also where each has a tape of its own"
+)
 # Keras' optimizers, as the names of their operations tell them: by then activations have been let go, what is in use has
 # the size of the weights.
 _UPDATES = re.compile(
@@ -118,7 +137,36 @@ class Death:
         frames = self.result.error.frames
         if frames and _PREDICTS.search(frames[-1].source):
             return "predict()"
+        if self.during and self._without_tape:
+            return "a function without a tape"
         return "" if self.during else _BESIDE
+
+    @property
+    def _without_tape(self):
+        """Whether it was a tf.function of the script's in which no tape is open, while others have some."""
+        facts = self.result.facts
+        taught = any(function.tapes for function in facts.functions)
+        taught = taught or any(step.name.startswith("GradientTape") for step in facts.steps)
+        named = [
+            one for one in facts.functions if one.own and f"tf.function {one.name} ({one.place})" == self.during.name
+        ]
+        traced = lambda one: one.traces or self.result.error.cause is Cause.CRASH_OUT  # a crash lets no call end
+        return taught and any(traced(one) and not one.tapes for one in named)
+
+    @property
+    def pairs(self):
+        """How many rows stand twice in the shape that found no room, first and second; 0 where they do not.
+
+        They stand once in what the step was given, and in no weight's shape, or they are no rows: sides of images, or units.
+        """
+        failing = self.result.facts.failing
+        rows = failing.wanted[0] if len(failing.wanted) > 1 else 0
+        given = [shape.count(rows) for shape in failing.given]
+        if rows < _ROWS_TWICE or failing.wanted[1] != rows or max(given, default=0) != 1:
+            return 0
+        first = any(shape[0] == rows for shape in failing.given)
+        large = (self.wanted or 0) > _PAIRS_SHARE * self.working
+        return rows if first and large and not any(rows in shape for shape in failing.weights) else 0
 
     @property
     def joining(self):
@@ -224,13 +272,18 @@ def activations(death):
     where, facts = _BESIDE, death.result.facts
     if death.during and death.during.kind == "step":
         where = f"in {death.during.name}, which began with {mib(death.during.level)} in use, the process died"
-        if facts.in_tape >= _MANY_IN_TAPE:
-            sentence = f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
-            evidence = [where, sentence, death.failing]
-            yield Suspect("retained tensors", death.working, evidence, line_in(death.during.name))
-            return
         if facts.failed and facts.failed.peak > facts.failed.level:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
+        if sentence := _passes_under_tape(facts):
+            in_graph = death.during.name.startswith("tf.function")
+            change = _IN_CALLS_OF_THEIR_OWN if in_graph else _IN_TAPES_OF_THEIR_OWN
+            evidence = [where, sentence, death.failing]
+            yield Suspect("retained tensors", death.working, evidence, line_in(death.during.name), change)
+            return
+        if death.pairs:
+            place = facts.failing.made_at or place_of(death.result)
+            yield Suspect(_ONE_OUTPUT, death.working, [*_pairs(death), where], place, _WITHOUT_PAIRS)
+            return
     elif death.during:
         where = f"the pipeline prepared one batch, which is large in itself: {', '.join(buffered(facts))}"
     evidence = [where, death.failing]
@@ -248,6 +301,33 @@ def activations(death):
             evidence += [*map(itemgetter(0), sentences)]
             change, saves = "; ".join(map(itemgetter(1), sentences)), False
     yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change, saves)
+
+
+def _passes_under_tape(facts):
+    """A sentence on passes through a model that one tape keeps; "" where there were few."""
+    failing = facts.failing
+    if facts.in_tape >= _MANY_IN_TAPE:
+        return (
+            f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
+        )
+    if failing.uses >= _MANY_USES and failing.loop:
+        return (
+            f"each weight was used some {failing.uses} times while one tape was open, in the loop at {failing.loop}: the tape keeps what "
+            "each time computed until gradients are taken"
+        )
+    return ""
+
+
+def _pairs(death):
+    """Sentences on a tensor that has each row of a batch with each."""
+    rows, wanted = death.pairs, death.result.facts.failing.wanted
+    without = " × ".join(map(str, [rows, rows]))
+    yield (
+        f"the {rows} rows of the batch stand twice in the tensor that found no room, {wanted}, {mib(death.wanted)}: each row with "
+        "each. It grows with the square of the batch"
+    )
+    if len(wanted) > 2:
+        yield f"its {without} results alone are {mib(death.wanted / math.prod(wanted[2:]))}"
 
 
 def _not_recomputed(facts):
@@ -285,7 +365,7 @@ def as_made(result, parts):
 def joined(death):
     """Pieces that become one beside any step, which then exist twice; where they are known to be kept, that is told with them."""
     if death.joining and death.working and not death.parts.kept:
-        yield Suspect("one operation's large output", death.working, [_joins(death)], place_of(death.result))
+        yield Suspect(_ONE_OUTPUT, death.working, [_joins(death)], place_of(death.result))
 
 
 def _joins(death):
@@ -381,9 +461,7 @@ def large_output(death):
     trains = (death.during is not None or of_a_layer) and facts.censuses[-1].weights
     if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
-        yield Suspect(
-            "one operation's large output", death.wanted, [sentence, str(death.result.error)], place_of(death.result)
-        )
+        yield Suspect(_ONE_OUTPUT, death.wanted, [sentence, str(death.result.error)], place_of(death.result))
 
 
 def converted_whole(death):

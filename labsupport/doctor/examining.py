@@ -1,6 +1,5 @@
 """Run a function in an arm with the doctor's probes, as the labs' own arms are examined. For scripts see process.py."""
 
-from labsupport.doctor.names import own
 from labsupport.doctor.probes import Probe
 from labsupport.ground import meter
 
@@ -15,16 +14,12 @@ def examine(target, args):
     probe.see_keras(keras)
     probe.forgive_late_settings()
     probe.send()  # so that it is known that it ran, whatever becomes of it
-    frames = []
+    failed = None
     try:
         return target(*args)
     except BaseException as error:
-        probe.note_failure()
-        trace = error.__traceback__
-        while trace is not None:
-            frames.append(trace.tb_frame)
-            trace = trace.tb_next
+        failed = error
         raise
     finally:
-        probe.end()
-        probe.last_census([frame for frame in frames if own(frame.f_code)], bool(frames))
+        probe.script_ends(failed)
+        probe.last_census(failed)

@@ -150,7 +150,10 @@ def _by_step(step):
         return ""
     early, late = found
     a_step = (late - early) / (step.count * 2 / 3) / MIB  # the middles of first and last third lie that far apart
-    adds = f"; a step adds up to {mib(step.rise)} for its duration" if step.rise else ""
+    until = (
+        "until the next begins" if step.name.startswith("GradientTape") else "for its duration"
+    )  # its end is not seen
+    adds = f"; a step adds up to {mib(step.rise)} {until}" if step.rise else ""
     return (
         f"{step.name}: {step.count} steps; in use before a step {mib(early)} in the first third, "
         f"{mib(late)} in the last, {a_step:+.3f} MiB a step{adds}"

@@ -15,11 +15,15 @@ _LATE, _LATE_SHARE, _MANY_LATE = 2, 0.02, 16
 _INSTANCES = 2
 # Bytes between two censuses, outside of TensorFlow: pools of threads and caches of a healthy run settle below it, by trial.
 _OUTSIDE_GROWTH = 32 * MIB
+# The same where XLA is known to compile new programs all the while; 25 small ones add 12 MiB.
+_PROGRAMS_GROWTH = 16 * MIB
 # Of all that a size rose by: less in one step from census to census, such as a metric's variable, is no second rise.
 _A_RISE = 0.1
 # Memory of variables over that of the variables that Python still has. A census may meet a model half made or half
 # gone, when the two differ for no fault; by trial.
 _LET_GO = 1.2
+# Models of a search that keeps the best one, while the next is made: larger ones may follow smaller ones.
+_AT_A_TIME = 3
 # Of the rise of the level: tensors that explain so much of it until a census are what it rises by afterwards.
 _EXPLAINED = 0.7
 # Times what the steps so far added each: what is more at the end came at once, such as the result of a last tf.concat.
@@ -30,6 +34,10 @@ _ENOUGH = 4
 _A_PASS = 2
 # Bytes of one thing that is kept, on average: more than a loss or a row of metrics; what to change then.
 _OUTPUTS = 2**14
+_ONE_SIGNATURE = (
+    "trace once for all shapes: tf.function(reduce_retracing=True), or an input_signature with None for what changes; where XLA "
+    "compiles, pad to few shapes"
+)
 _IN_PLACE_OF = {
     "tensors": "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
     "(all[start:end] = part), which is no device memory, and keep no list of tensors; where only their sum or mean is, add "
@@ -66,10 +74,8 @@ def _while_steps_ran(facts):
 def retracing(facts, finished):
     """A function that is traced again and again, still in the second half of its calls."""
     for function in facts.functions:
-        late = sum(call > function.calls / 2 for call in function.traced_at)
         rebuilt = not function.own and function.traces <= 2 * function.instances  # Keras makes one for each model
-        least = max(_LATE, min(_LATE_SHARE * function.calls / 2, _MANY_LATE))
-        if function.traces < _TRACES or late < least or rebuilt:
+        if function.traces < _TRACES or not _go_on(function.traced_at, function) or rebuilt:
             continue
         evidence = [
             f"tf.function {function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
@@ -83,7 +89,16 @@ def retracing(facts, finished):
                 f"argument {function.changing}: every new value is a new graph; "
                 "pass a tensor, or the same object each time"
             )
-        yield Suspect("retracing", None, evidence, line_in(function.place))
+        shapes = function.shapes > function.traces / 2 and function.instances <= _INSTANCES and not function.changing
+        if shapes:
+            evidence.append(f"its arguments had {function.shapes} different shapes: each is a new graph")
+        yield Suspect("retracing", None, evidence, line_in(function.place), _ONE_SIGNATURE * shapes)
+
+
+def _go_on(at, function):
+    """Whether what came at these calls of a function still does in the second half of them, and not just for odd batches."""
+    late = sum(call > function.calls / 2 for call in at)
+    return late >= max(_LATE, min(_LATE_SHARE * function.calls / 2, _MANY_LATE))
 
 
 def growing_graph(facts, finished):
@@ -112,6 +127,12 @@ def grown_variables(facts, finished):
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
 
+def _few_at_a_time(census):
+    """Whether many models came, no more than few are alive, the best, the last and the next, and all memory of variables is theirs."""
+    theirs = sum(model.size for model in census.models) + census.slots
+    return 0 < len(census.models) <= _AT_A_TIME < census.models_met and census.held <= _LET_GO * theirs
+
+
 def _fullest(facts):
     """The census with the most memory of variables."""
     return max(facts.censuses, key=lambda census: census.held)
@@ -124,15 +145,21 @@ def _largest_model(census):
 def earlier_models(facts, finished):
     """Variables of models that came before, whether the models are alive or only their memory is."""
     grown, last = grown_variables(facts, finished), _fullest(facts)
-    if not grown:
+    if not grown or _few_at_a_time(last):
         return
     change = ""
     evidence = [
         f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last.held)}; "
-        f"the largest model alive has {mib(_largest_model(last))} of weights"
+        f"the largest model alive had {mib(max(map(_largest_model, facts.censuses)))} of weights"
     ]
     seen = last.weights + last.slots + last.other_variables
-    if last.held > _LET_GO * seen:
+    holder = _holder_of_models(facts, last, grown)
+    if holder is not None:
+        number = f"{holder.number} models, " * bool(holder.number)
+        at = f" ({holder.place})" * bool(holder.place)
+        evidence.append(f"{holder.name} holds {number}{mib(holder.size)} with all their variables{at}")
+        change = f"let {holder.name} keep numbers of each model (of what fit() returns, history.history), and at most the best model"
+    elif last.held > _LET_GO * seen:
         evidence.append(
             f"{mib(last.held - seen)} belong to variables that Python has let go of; "
             "a graph (of a compiled train or predict function) keeps them"
@@ -159,7 +186,18 @@ def earlier_models(facts, finished):
         )
         yield Suspect("old optimizers after compile()", grown, evidence)
         return
-    yield Suspect("models kept alive", grown, evidence, facts.made.get("model") or _used_at(facts), change)
+    place = (holder and holder.place) or facts.made.get("model") or _used_at(facts)
+    yield Suspect("models kept alive", grown, evidence, place, change)
+
+
+def _holder_of_models(facts, census, grown):
+    """The name that leads to most of the variables that came, or None: the last model has a name, too, for no fault."""
+    if not census.model_holders:  # the end of a function that held them
+        census = max(facts.censuses, key=lambda census: max((one.size for one in census.model_holders), default=0))
+    before = {holder.name: holder.size for holder in _settled(facts).model_holders}
+    came = lambda holder: holder.size - before.get(holder.name, 0)
+    most = max((holder for holder in census.model_holders if holder.number != 1), key=came, default=None)
+    return most if most and came(most) > grown / 2 else None
 
 
 def _used_at(facts, least=2):
@@ -322,24 +360,47 @@ def kept_iterators(facts, finished):
         yield Suspect("buffer", grown, [sentence, *buffered(facts)], facts.passed_at)
 
 
-def outside(facts):
-    """Growth of the process, from step to step and to its end, that TensorFlow's counter does not have; for runs in which nothing else grew."""
+def programs(facts, finished):
+    """A function that XLA compiles for one shape after the other, while the process grows outside of TensorFlow's allocator."""
+    known = [one for one in facts.functions if one.compiled and one.shapes >= _TRACES]
+    many = [one for one in known if _go_on(one.shaped_at, one)]
+    _, _, grew = _grown_outside(facts, _PROGRAMS_GROWTH)
+    if many and grew:
+        most = max(many, key=attrgetter("shapes"))
+        sentence = (
+            f"XLA compiled {most.name} ({most.place}) for {most.shapes} different shapes of its arguments in {most.calls} calls, "
+            "and keeps each program"
+        )
+        yield Suspect("programs that XLA keeps", None, [sentence, grew], line_in(most.place))
+
+
+def _grown_outside(facts, least):
+    """(the last two censuses in their turn, steps between them, a sentence) on growth of the process, from step to step and to its end, that TensorFlow's counter does not have; the sentence is "" for little."""
     even = lambda step: step >= 2 and step & (step - 1) == 0  # censuses between these are where tensors grew
     known = [census for census in _while_steps_ran(facts) if None not in (census.process, census.peak)]
     rows = [census for census in known if even(census.step)]
     if len(rows) < 3:
-        return
+        return [], 0, ""
     sizes = [census.process - census.peak for census in rows[-3:]]  # what was in use once stays in the allocator's pool
     early, late = sizes[1] - sizes[0], sizes[2] - sizes[1]
     before, steps = rows[-2].step - rows[-3].step, rows[-1].step - rows[-2].step
     # What grows with steps grows as much in each later on, by half at least; what was only being set up does not.
-    if late < _OUTSIDE_GROWTH or early < _OUTSIDE_GROWTH / 4 or late / steps < early / before / 2:
-        return
+    if late < least or early < least / 4 or late / steps < early / before / 2:
+        return [], 0, ""
     grew = (
         f"outside of TensorFlow's allocator the process grew by {mib(late)} in the last {steps} steps counted, "
         f"{mib(late / steps)} a step, and went on as it had begun"
     )
-    if compiled := [function for function in facts.functions if function.compiled]:
+    return rows[-2:], steps, grew
+
+
+def outside(facts):
+    """Growth of the process alone; for runs in which nothing else grew."""
+    rows, steps, grew = _grown_outside(facts, _OUTSIDE_GROWTH)
+    if not grew:
+        return
+    # Of a library's that is given an iterator, such as Keras' fit() with jit_compile, the shapes are not known.
+    if compiled := [function for function in facts.functions if function.compiled and not function.shapes]:
         sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
         yield Suspect("programs that XLA keeps", None, [grew, sentence], line_in(compiled[0].place))
         return
@@ -351,6 +412,7 @@ def outside(facts):
 
 
 GROWTH = (
+    programs,
     retracing,
     growing_graph,
     earlier_models,

@@ -282,22 +282,15 @@ class _Visit:
     @quietly
     def _last_look(self, error):
         from labsupport.doctor.alive import uncollected
-        from labsupport.doctor.names import own
 
-        frames, trace = [], getattr(error, "__traceback__", None)
-        while trace is not None:
-            frames.append(trace.tb_frame)
-            trace = trace.tb_next
         with uncollected():  # what waits for the collector is to be counted
-            if error is not None:
-                self._probe.note_failure()
-            self._probe.end()
+            self._probe.script_ends(error)
             self._probe.unseen = _other_libraries()
             if self._recording is not None:
                 block, seen = self._recording
                 block.__exit__(None, None, None)
                 self._probe.name_holders(seen)
-            self._probe.last_census([frame for frame in frames if own(frame.f_code)], error is not None)
+            self._probe.last_census(error)
 
 
 def _stay_out_of_graphs():

@@ -106,9 +106,9 @@ def _own_file(file):
 def by_name(names):
     """{name: Counter} for {name: object}: what each reaches through containers and attributes.
 
-    A Counter has bytes by the kinds of MEMORY, "number of tensors", "number of arrays", and "items": how many things
-    other than numbers and text its containers hold; "bounded tensors" and "bounded arrays" are bytes of those that lie in a
-    deque with a maxlen. What two names hold counts for the first.
+    A Counter has bytes by the kinds of MEMORY, "number of tensors", "number of arrays", "number of models", without
+    those inside of others, and "items": how many things other than numbers and text its containers hold; "bounded
+    tensors" and "bounded arrays" are bytes of those that lie in a deque with a maxlen. What two names hold counts for the first.
     """
     walk = _Walk()
     return {name: walk.weigh(value, Counter(), _DEPTH) for name, value in names.items()}
@@ -134,12 +134,16 @@ class _Walk:
         """Add to count what a value weighs, with what it holds down to a depth; gives count."""
         if id(value) not in self._seen and len(self._seen) <= _MOST_ITEMS:
             bounded = isinstance(value, deque) and value.maxlen is not None
-            within = Counter() if bounded else count
+            model = self._kinds[type(value)] == "models"
+            within = Counter() if bounded or model else count
             for item in ask(lambda value: self._add(value, within), value, ()):
                 if depth:
                     self.weigh(item, within, depth - 1)
-            if bounded:
+            if model:
+                within["number of models"] = 1
+            if within is not count:
                 count.update(within)
+            if bounded:
                 count["bounded tensors"] += within["tensors"]
                 count["bounded arrays"] += within["arrays"]
         return count

@@ -18,8 +18,8 @@ from types import MethodType
 
 import numpy as np
 
-from labsupport.doctor import cycles
-from labsupport.doctor.alive import uncollected
+from labsupport.doctor import cycles, failing
+from labsupport.doctor.alive import Finder, instances, uncollected
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.made import Made
@@ -27,7 +27,8 @@ from labsupport.doctor.names import own, own_frames
 from labsupport.doctor.wrapping import OURS, quietly, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
-from labsupport.ground.record import EVALUATES, Converted, Facts, Function, sendable
+from labsupport.ground.oom import wanted_shape
+from labsupport.ground.record import EVALUATES, Converted, Facts, Failing, Function, sendable
 from labsupport.ground.result import line_of, short
 from labsupport.peak.parts import largest
 
@@ -51,10 +52,16 @@ def _place(file, line):
     return sendable(short(os.path.basename(found.place), found.number))
 
 
-def _where(frame=None):
-    """The line of the script that runs now, or in another thread's frame; "" where it is a library's thread."""
+def _at(frame=None):
+    """(file, line) of the script that runs now, or in another thread's frame; None where it is a library's thread."""
     frame = next(own_frames(frame or sys._getframe()), None)
-    return _place(frame.f_code.co_filename, frame.f_lineno) if frame else ""
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+def _where(frame=None):
+    """The same in short; "" for None."""
+    at = _at(frame)
+    return _place(*at) if at else ""
 
 
 def _called_from():
@@ -78,6 +85,15 @@ def _described(python):
     return Function(name, place, own=outer is not None and own(outer))
 
 
+def _frames_of(error):
+    """The script's own frames in an error's traceback, outermost first; none for None."""
+    frames, trace = [], getattr(error, "__traceback__", None)
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return [frame for frame in frames if own(frame.f_code)]
+
+
 class Probe:
     """Wraps entry points and notes what goes through them; send() reports the Facts so far to the watcher."""
 
@@ -98,6 +114,10 @@ class Probe:
         self.unseen = []  # see Facts
         self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, whether it is a library's)
         self._tape_open = self._in_call = False
+        self._called = None  # the Function that runs
+        self._tape_at = None  # (file, line) of the last one
+        self._failing = Failing()
+        self._shapes = weakref.WeakKeyDictionary()  # tf.function: shapes of its arguments, where they matter
         self._total_at_batch = self._total_at_pass = None
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
@@ -199,6 +219,25 @@ class Probe:
             sys.excepthook = _without_our_frames
 
     @quietly
+    def script_ends(self, error):
+        """The script's own code has ended, by an error where one is given; the last step has ended, too."""
+        lines = failing.lines_of(getattr(error, "__traceback__", None))
+        if error is not None and not self._is_beside(lines):
+            self.note_failure()
+        self.end()
+        if error is not None:
+            self._look_under_tape(_frames_of(error), error)
+
+    @quietly
+    def _is_beside(self, lines):
+        """Whether what failed lies beside the last tape's step: not in what repeats with it, such as the body of its loop."""
+        open_one = self._intervals.open
+        if open_one is None or self._tape_open or not open_one.name.startswith("GradientTape") or not lines:
+            return False
+        first, last = failing.repeated_with(*self._tape_at)
+        return not any(file == self._tape_at[0] and first <= line <= last for file, line in lines)
+
+    @quietly
     def name_holders(self, seen):
         """Tell who held memory at the peak; seen: of recorded()."""
         window = f"recorded were {seen.parts.window}" if seen.parts and seen.parts.window else ""
@@ -206,11 +245,11 @@ class Probe:
         self._holders = [sendable(row) for row in [*found, seen.lines, window] if row]
 
     @quietly
-    def last_census(self, frames, failed):
+    def last_census(self, error):
         """Count what is alive at the end. Where garbage may be what filled the memory, it is told what that is of."""
-        if self._uncollected or failed:
+        if self._uncollected or error is not None:
             self._cycles = cycles.most_common()
-        self._take_census(frames=frames)
+        self._take_census(frames=_frames_of(error))
 
     @quietly
     def take_census(self, extra=False):
@@ -230,13 +269,16 @@ class Probe:
 
     def _function_call(self, original, function, *args, **kwargs):
         if not self._here():
+            if self._in_call and function._jit_compile and self._called is not None:  # in a trace of another
+                self._called.compiled = True
             return original(function, *args, **kwargs)
         noted = self._call_begins(function)
         self._in_call = True
         try:
             return original(function, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self.note_failure()
+            self._look_into(function, (args, kwargs), error)
             raise
         finally:
             self._in_call = False
@@ -254,6 +296,7 @@ class Probe:
             noted.instances += 1
             known = self._known[function] = noted, noted.place.startswith(_CALLED_AT)
         noted, librarys = known
+        self._called = noted
         noted.calls += 1
         before = function.experimental_get_tracing_count()
         place = _called_from() if librarys else noted.place  # a library's is called from many lines
@@ -277,9 +320,63 @@ class Probe:
         traced = function.experimental_get_tracing_count() - before
         entry.traces += traced
         entry.compiled = entry.compiled or bool(function._jit_compile)
+        if traced or function._jit_compile:
+            self._note_shapes(function, entry, args, kwargs)
         if traced and len(entry.traced_at) < _MOST_TRACES:
             entry.traced_at.append(entry.calls)
             entry.changing = entry.changing or self._python_value(args, kwargs)
+
+    @quietly
+    def _note_shapes(self, function, entry, args, kwargs):
+        """A new shape of an argument makes a new trace; XLA compiles a program for each, also where TensorFlow traces once."""
+        flat = self._tf.nest.flatten((args, kwargs))
+        if any(hasattr(one, "element_spec") for one in flat):
+            return  # an iterator: of what shapes it gives nothing is known here
+        shapes = tuple(one._shape_tuple() for one in flat if hasattr(one, "_shape_tuple"))
+        known = self._shapes.setdefault(function, set())
+        if shapes not in known:
+            known.add(shapes)
+            entry.shapes += 1
+            if len(entry.shaped_at) < _MOST_TRACES:
+                entry.shaped_at.append(entry.calls)
+
+    @quietly
+    def _look_into(self, function, arguments, error):
+        """A call has failed: what it was given, and what its graph says of the tensor that found no room."""
+        wanted = wanted_shape(str(error))
+        if wanted is None or self._failing != Failing():
+            return
+        found = {"wanted": wanted, "given": failing.shapes_given(arguments), "weights": self._shapes_of_variables()}
+        for concrete in function._list_all_concrete_functions():
+            if at := failing.made_in(concrete.graph, wanted):
+                found["made_at"] = _place(*at)
+            if (uses := failing.uses_in(concrete.graph)) > found.get("uses", 0):
+                code = _code(inspect.unwrap(function.python_function))
+                loop = failing.loop_under_tape(code.co_filename, code.co_firstlineno)
+                found |= {"uses": uses, "loop": _place(*loop) if loop else ""}
+        self._failing = Failing(**found)
+
+    @quietly
+    def _look_under_tape(self, frames, error):
+        """The same of a step without a graph, by the tape that was opened last."""
+        wanted = wanted_shape(str(error))
+        if wanted is None or self._failing != Failing() or self._intervals.failed is None:
+            return
+        found = {
+            "wanted": wanted,
+            "given": failing.shapes_in(frames, self._tape_at),
+            "weights": self._shapes_of_variables(),
+        }
+        if tapes := instances([self._tf.GradientTape]):
+            loop = failing.loop_under_tape(*self._tape_at)
+            tensors = Finder().by_kind()["tensors"]
+            most = max(failing.uses(tape, tensors) for tape in tapes)
+            found |= {"uses": most, "loop": _place(*loop) if loop else ""}
+        self._failing = Failing(**found)
+
+    def _shapes_of_variables(self):
+        shapes = {tuple(variable.shape) for variable in Finder().by_kind()["variables"]}
+        return [list(shape) for shape in sorted(shapes) if None not in shape]
 
     @quietly
     def look_between(self):
@@ -303,9 +400,13 @@ class Probe:
         return ""
 
     def _tape_enter(self, original, tape):
-        if self._here() and (place := _where()):
-            self._begin_step(f"GradientTape ({place})")
-            self._tape_open, self._in_tape = True, 0
+        if self._here():
+            if at := _at():
+                self._begin_step(f"GradientTape ({_place(*at)})")
+                self._tape_open, self._in_tape = True, 0
+                self._tape_at = at
+        elif self._in_call and self._called is not None:
+            self._called.tapes += 1
         return original(tape)
 
     def _tape_exit(self, original, tape, *exception):
@@ -432,6 +533,7 @@ class Probe:
                 censuses=self._censuses.taken,
                 open=self._intervals.open,
                 failed=self._intervals.failed,
+                failing=self._failing,
                 made=self._made.lines(),
                 recomputed=self._made.recomputed,
                 segments=self._made.segments,

@@ -27,7 +27,7 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "constants in graphs": ("retracing", "arrays_into_datasets"),
     "old optimizers after compile()": ("what_a_process_keeps", "a_model_per_trial"),
     "garbage that waits for the collector": ("leaks_over_epochs",),
-    "one operation's large output": ("shapes_and_layers",),
+    "one operation's large output": ("shapes_and_layers", "vocabularies_and_pairs"),
     "work on a whole table": ("vocabularies_and_pairs",),
     "data converted whole": ("preparing_data", "arrays_into_datasets"),
     "cache behind repeat()": ("pipeline_buffers",),

@@ -17,6 +17,12 @@ _EXTENDED = re.compile(r"Extending allocation by ([\d.]+[KMG]?i?B) bytes for ")
 _DUMPED = re.compile(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)")
 
 
+def wanted_shape(message):
+    """The shape of the tensor that TensorFlow's message says had no room, as a list; None if it does not tell."""
+    found = _WANTED.search(message)
+    return found and [int(n) for n in found[1].split(",") if n]
+
+
 def wanted_bytes(message):
     """Bytes of the allocation that TensorFlow's message says had no room; None if it does not tell."""
     if found := _WANTED.search(message):

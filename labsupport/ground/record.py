@@ -147,7 +147,7 @@ class Step(Struct):
 
 
 class Function(Struct):
-    """A tf.function. traced_at: numbers of the calls that traced; changing: the argument that made it trace; instances: how often tf.function was applied to it; compiled: whether by XLA."""
+    """A tf.function. traced_at: numbers of the calls that traced; changing: the argument that made it trace; instances: how often tf.function was applied to it; compiled: whether by XLA; shapes: how many different shapes of arguments were met where it traced, and in any call where XLA compiles it, 0 where they are not known; shaped_at: numbers of the calls that brought one; tapes: how many were opened while it was traced."""
 
     name: str
     place: str
@@ -158,6 +158,9 @@ class Function(Struct):
     changing: str = ""
     instances: int = 0
     compiled: bool = False
+    shapes: int = 0
+    shaped_at: list[int] = field(default_factory=list)
+    tapes: int = 0
 
 
 class Converted(Struct):
@@ -201,7 +204,8 @@ class Census(Struct, frozen=True):
     containers: names with most objects in lists, dicts and sets, of which only the number is known; process: its resident set;
     largest: of its variables; extra: whether it was taken because tensors had grown, and not in its turn; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
     on other devices; operations: of all graphs together; garbage: of tensors that only waited for the collector, where it
-    was asked; models_met: how many models were seen alive so far.
+    was asked; models_met: how many models were seen alive so far; model_holders: names that lead to models, with the bytes of all
+    variables behind them.
     """
 
     step: int
@@ -221,6 +225,7 @@ class Census(Struct, frozen=True):
     models: list[Model] = []
     tensor_holders: list[Holder] = []
     array_holders: list[Holder] = []
+    model_holders: list[Holder] = []
     largest: int = 0
     extra: bool = False
     peak: int | None = None
@@ -239,6 +244,17 @@ class Interval(Struct, frozen=True):
     name: str
     level: int | None
     peak: int | None = None
+
+
+class Failing(Struct, frozen=True):
+    """What was looked up when a step had failed. uses: about how often each weight was used under its tape; loop: the line of the loop that ran under it; given: shapes of what the step was given; weights: shapes of variables; wanted: the shape that found no room; made_at: the line where its graph first makes a tensor of that shape."""
+
+    uses: int = 0
+    loop: str = ""
+    given: list[list[int]] = []
+    weights: list[list[int]] = []
+    made_at: str = ""
+    wanted: list[int] = []
 
 
 class Facts(Struct, tag=True):
@@ -263,6 +279,7 @@ class Facts(Struct, tag=True):
     censuses: list[Census] = []
     open: Interval | None = None
     failed: Interval | None = None
+    failing: Failing = Failing()
     made: dict[str, str] = {}
     recomputed: int = 0
     segments: int = 0
