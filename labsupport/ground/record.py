@@ -147,7 +147,11 @@ class Step(Struct):
 
 
 class Function(Struct):
-    """A tf.function. traced_at: numbers of the calls that traced; changing: the argument that made it trace; instances: how often tf.function was applied to it; compiled: whether by XLA; shapes: how many different shapes of arguments were met where it traced, and in any call where XLA compiles it, 0 where they are not known; shaped_at: numbers of the calls that brought one; tapes: how many were opened while it was traced."""
+    """A tf.function. instances: how often tf.function was applied to it; compiled: whether by XLA; tapes: how many were opened
+    while it was traced. traced_at: numbers of the calls that traced; changing: the argument that made it trace. shapes: how
+    many different shapes its arguments had where it traced, and in any call where XLA compiles it, 0 where they are not
+    known; shaped_at: numbers of the calls that brought a new one.
+    """
 
     name: str
     place: str
