@@ -27,6 +27,25 @@ class _Variable:
         self.made = make()
 
 
+def _with_workers(keras):
+    """A Sequence that is told how many workers it has; in Keras 2 that is told to fit()."""
+    fit = keras.Model.fit
+
+    class PyDataset(keras.utils.Sequence):
+        def __init__(self, workers=1, use_multiprocessing=False, max_queue_size=10):
+            self._of_fit = {
+                "workers": workers,
+                "use_multiprocessing": use_multiprocessing,
+                "max_queue_size": max_queue_size,
+            }
+
+    def fit_with(model, x=None, *given, **named):
+        return fit(model, x, *given, **getattr(x, "_of_fit", {}), **named)
+
+    keras.Model.fit = fit_with
+    return PyDataset
+
+
 def _bridge(keras):
     if not keras.__version__.startswith("2."):
         return
@@ -34,7 +53,7 @@ def _bridge(keras):
     for name in [name for name in dir(public) if name[0].isupper()]:
         setattr(keras.optimizers, name, getattr(public, name))  # until 2.12 the package's own were the old ones
     keras.utils.clear_session = keras.backend.clear_session
-    keras.utils.PyDataset = keras.utils.Sequence
+    keras.utils.PyDataset = _with_workers(keras)
     keras.optimizers.Optimizer.apply = lambda self, gradients, variables: self.apply_gradients(
         zip(gradients, variables)
     )

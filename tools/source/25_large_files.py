@@ -235,8 +235,8 @@ lab.note(
 # * **Whole or by batch** is decided by who asks. `fit()`, `np.asarray`, `tf.constant` and `from_tensor_slices` turn
 #   whatever they are given into a tensor *first*: a mapped array and a dataset of an HDF5 file are read whole, then
 #   copied. A `PyDataset`, a generator or `tf.data` with a function that reads asks for one batch. It was once otherwise:
-#   with Keras 2 `fit(file["x"])` and `fit(mapped array)` both finished in this budget, so what is published held
-#   (recorded in [data/releases.md](../data/releases.md), TensorFlow 2.12).
+#   with Keras 2, under TensorFlow 2.12 and 2.15, `fit(file["x"])` finished in this budget, and what is published held; a
+#   mapped array did so under 2.12 only (recorded in [data/releases.md](../data/releases.md)).
 # * **Pages of a file** stay where they were read, in the *page cache*, as long as nobody needs the room. A mapped array
 #   shows them in the process itself. They are *clean*: the file has the same bytes, so the system takes them back
 #   whenever memory is short. Private pages have no such place; they can only go to swap.
