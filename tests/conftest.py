@@ -70,6 +70,16 @@ def pytest_configure(config):
     config.pluginmanager.register(NotebookRuns())
 
 
+@pytest.fixture(autouse=True)
+def environment_as_before():
+    """What a test sets, as by lab.load_tensorflow(), its worker's later kernels would inherit, and so have no root in common."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() | before.keys():
+        if os.environ.get(name) != before.get(name) and name != "PYTEST_CURRENT_TEST":
+            os.environ.update({name: before[name]}) if name in before else os.environ.pop(name)
+
+
 @pytest.fixture(scope="module")
 def server(course):
     """jupyterlab() over the folder that a module's own fixture `course` has filled."""
