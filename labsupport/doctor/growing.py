@@ -48,13 +48,18 @@ _IN_PLACE_OF = {
 
 
 def _increase(censuses, size, little_by_little=False):
-    """By how much a size rose over the run; 0 unless it rose twice and was always higher in the last third than before.
+    """By how much a size rose over the run; 0 unless it rose twice, also in the second half of the steps, and was always higher in the last third than before.
 
-    A single rise is an event, such as the first evaluation; what comes and goes with batches is lower now and then. A
+    A single rise is an event, such as the first evaluation; so are two early ones, the arrays of fit() behind a loop of the
+    script's own, then those of the evaluation. What comes and goes with batches is lower now and then. A
     third of the censuses, since they come at steps 2, 4, 8, …: it is most of the run. Others lie close to each other: then
     small rises add up to one, little by little.
     """
-    values = [size(census) for census in censuses if census.step >= 2]
+    counted = [census for census in censuses if census.step >= 2]
+    values = [size(census) for census in counted]
+    half = [value for census, value in zip(counted, values) if 2 * census.step <= counted[-1].step]
+    if half and values[-1] <= half[-1]:
+        return 0
     late = max(2, len(values) // 3)
     least = _A_RISE * (max(values) - min(values)) if values else 0
     rises, last = 0, values[:1]
