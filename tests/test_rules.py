@@ -299,6 +299,23 @@ def test_what_stops_growing_is_not_retained(sizes):
     assert kinds(finished(Facts(steps=[TRAIN], censuses=censuses(tensors=sizes)))) == []
 
 
+@pytest.mark.parametrize(("last", "named"), [(25, []), (30, ["retained tensors"])])
+def test_two_early_rises_are_no_growth(last, named):
+    """The arrays of fit(), behind a loop of the script's own, then those of its first evaluation."""
+    sizes = {1: 0, 2: 0, 16: 0, 30: 0, 31: 20, 32: 20, 64: 20, 69: 25, 128: 25, 256: last, 300: 0}
+    facts = Facts(steps=[TRAIN], censuses=[Census(step, 0, tensors=size * MIB) for step, size in sizes.items()])
+    assert kinds(finished(facts)) == named
+
+
+@pytest.mark.parametrize(("stage", "change"), [("Shuffle", "give shuffle()"), ("MemoryCacheImpl", "cache() keeps")])
+def test_what_to_change_is_said_of_the_stage_that_buffers_most(stage, change):
+    facts = Facts(
+        steps=[TRAIN], censuses=[Census(1, 0)], buffers=[Buffer(180 * MIB, f"{stage}, 9 elements")], failed=IN_STEP
+    )
+    (suspect,) = diagnose(died(facts)).suspects
+    assert suspect.change.startswith(change)
+
+
 def test_iterators_that_are_kept_hold_buffers():
     more = {"buffers": [2, 2, 4, 8, 16, 32], "iterators": [1, 1, 2, 4, 8, 16]}
     facts = Facts(steps=[TRAIN], censuses=censuses(**more), buffers=[Buffer(2 * MIB, "Shuffle, 100 elements")])

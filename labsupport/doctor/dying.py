@@ -9,7 +9,7 @@ from operator import itemgetter
 from labsupport.doctor.figures import Parts, in_use, wanted
 from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in, place_of
 from labsupport.ground.budget import mib, parse_size
-from labsupport.ground.record import EVALUATES, Cause, Interval
+from labsupport.ground.record import CACHES, EVALUATES, Cause, Interval
 
 # Batches drawn while one tape is open: a step on several parts of a batch draws few. Uses of each weight under one tape: a
 # network for pairs or triplets has two or three, a GAN's discriminator two.
@@ -51,6 +51,10 @@ _ANSWERS = {
     _BESIDE: "halve the rows that are given at once, and let what comes of them go to an array of NumPy's",
 }
 _ONE_OUTPUT = "one operation's large output"
+_CACHE_LESS = (
+    "cache() keeps every element: put it before what makes elements large (decoding, resizing, casting), give it a file, as in "
+    'cache("elements"), or do without'
+)
 _WITHOUT_PAIRS = (
     "let no tensor hold a row for each pair: squared distances are |a|² + |b|² − 2 a·b, with one matrix product for all a·b; else "
     "work through the rows in pieces, in a function under tf.recompute_grad where gradients are taken; half a batch has a quarter of it"
@@ -262,7 +266,9 @@ def buffer(death):
         if _in_a_pipeline(death.during):
             evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
         largest = next(iter(death.result.facts.buffers), None)
-        yield Suspect("buffer", death.buffers, evidence, (largest and largest.place) or death.result.facts.passed_at)
+        place = (largest and largest.place) or death.result.facts.passed_at
+        change = _CACHE_LESS if largest and largest.name.startswith(CACHES) else ""
+        yield Suspect("buffer", death.buffers, evidence, place, change)
 
 
 def activations(death):

@@ -193,6 +193,9 @@ class Model(Struct, frozen=True):
     size: int
 
 
+CACHES = ("Cache", "MemoryCache")  # begins of the names that tf.data's model has for a cache in memory
+
+
 class Buffer(Struct, frozen=True):
     """A stage of a pipeline, and the most that it was seen to buffer. endless: a cache behind repeat(), which never ends its first pass; place: its line."""
 
