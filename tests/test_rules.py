@@ -285,6 +285,13 @@ def test_a_level_that_rises_is_not_called_good_news(step, buffers, told):
     assert ("rose by" in no_suspect(finished(facts))[1]) == told
 
 
+@pytest.mark.parametrize(("held", "told"), [(40, True), (2, False)])
+def test_variables_that_rose_are_told(held, told):
+    rows = [Census(1, 0), Census(2, 0, held=MIB), Census(64, 0, held=held * MIB)]
+    said = no_suspect(finished(Facts(steps=[many(60, 1)], censuses=rows)))[1]
+    assert ("variables rose by 39.0 MiB" in said) == told and ("nothing that was counted" in said) != told
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -126,6 +126,12 @@ def unexplained(facts):
     return int(rise) if rise > max(MIB, _MUCH * late) else 0
 
 
+def variables_rose(facts):
+    """Bytes by which the memory of variables rose behind the first step, in which optimizers make their slots."""
+    held = [census.held for census in facts.censuses if census.step >= 2] or [0]
+    return max(held) - held[0]
+
+
 def goes_on(facts):
     """Whether the level at the begin of the commonest step rises in the second half of the run at least half as much as in the first; also where there are too few to tell."""
     step = max(facts.steps, key=lambda step: step.count, default=None)

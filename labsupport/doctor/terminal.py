@@ -10,7 +10,7 @@ import time
 from rich.table import Table
 from rich.text import Text
 
-from labsupport.doctor.figures import unexplained, wanted
+from labsupport.doctor.figures import unexplained, variables_rose, wanted
 from labsupport.doctor.suspects import died_of_memory
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Facts
@@ -197,6 +197,11 @@ def no_suspect(result):
         return UNKNOWN, f"It finished inside its budget; {_NO_STEPS}.{edge}"
     if rise := unexplained(result.facts):
         grew = f"what was in use before a step rose by {mib(rise)} from the first third of the run to the last"
+        if (variables := variables_rose(result.facts)) > rise / 2:
+            return (
+                UNKNOWN,
+                f"No suspect, and yet {grew}; variables rose by {mib(variables)}: larger models, or more.{edge}",
+            )
         return UNKNOWN, f"No suspect, and yet {grew}, which nothing that was counted explains.{edge}"
     return GOOD, f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}"
 
