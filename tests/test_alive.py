@@ -1,16 +1,18 @@
 """What is alive is counted without touching what it is not about, and what the collector freed is not forgotten."""
 
 import copy
+import functools
 import gc
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from labsupport.doctor.alive import KINDS, Finder, instances, uncollected
 from labsupport.doctor.census import Collections
 from labsupport.doctor.cycles import most_common
-from labsupport.doctor.names import own_names
+from labsupport.doctor.names import by_name, own_names
 
 
 class Model:
@@ -108,3 +110,12 @@ class Kept:
 def test_what_a_library_was_given_is_found_by_its_class():
     assert "an object of Kept" in copy.deepcopy(Kept())
     assert "an object of Kept" not in own_names([])
+
+
+@pytest.mark.parametrize("maxsize", [None, 8])
+def test_what_a_function_caches_is_its(maxsize):
+    load = functools.lru_cache(maxsize)(lambda number: np.ones(1000 + number))
+    for number in range(4):
+        load(number)
+    held = by_name({"load": load})["load"]
+    assert (held["arrays"], held["number of arrays"]) == (8 * 4006, 4)

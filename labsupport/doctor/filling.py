@@ -8,7 +8,7 @@ import types
 from functools import cache
 
 from labsupport.doctor.alive import MEMORY, ask
-from labsupport.doctor.names import by_name
+from labsupport.doctor.names import CACHED, by_name
 from labsupport.ground.record import sendable
 from labsupport.ground.result import CELLS, is_own, line_of, short
 
@@ -21,6 +21,8 @@ def filled_at(name, value):
 
     Where nothing is put into it, it is the one line that gives the name its value.
     """
+    if isinstance(value, CACHED):  # by its own calls
+        return sendable(_told(value.__wrapped__.__code__.co_filename, value.__wrapped__.__code__.co_firstlineno))
     root, attribute = _innermost(name.split(" in ")[0].split(".")[-1], value)
     for target in (_put_into, _given_to):
         put = [one for file in _own_files() for one in _lines(target, file, _size(file))]

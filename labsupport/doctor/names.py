@@ -1,5 +1,6 @@
 """What the person's own names hold: modules, running functions, and what is reached from them through containers."""
 
+import gc
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ _JUPYTERS = re.compile(r"get_ipython|exit|quit|open|In|Out|_[iod]h|_+|_\d+|_i+|_
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
 _belongs = lru_cache(4096)(is_own)  # a loop asks for the frames of one line at each step
 _FEW = 30  # things in a container: more are data, and not what a function was given
+CACHED = type(lru_cache(len))
 _NOTHING_IN_IT = (*_PLAIN, types.ModuleType)
 
 
@@ -183,6 +185,10 @@ def _items(value):
         return [value.__self__, value.__func__]
     if isinstance(value, types.FunctionType):
         return _closure(value) + list(value.__defaults__ or ()) if own(value.__code__) else []
+    if isinstance(value, CACHED):
+        return gc.get_referents(value) if own(value.__wrapped__.__code__) else []
+    if type(value).__name__ == "_lru_list_element":  # what a cache with a maxsize has for each call
+        return gc.get_referents(value)
     if isinstance(value, type):
         return list(vars(value).values()) if _own_module(sys.modules.get(value.__module__)) else []
     if str(type(value).__module__).split(".")[0] == "tensorflow":
