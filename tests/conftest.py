@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from queue import Empty
+from unittest import mock
 
 import psutil
 import pytest
@@ -78,11 +79,8 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def environment_as_before():
     """What a test sets, as by lab.load_tensorflow(), its worker's later kernels would inherit, and so have no root in common."""
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() | before.keys():
-        if os.environ.get(name) != before.get(name) and name != "PYTEST_CURRENT_TEST":
-            os.environ.update({name: before[name]}) if name in before else os.environ.pop(name)
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="module")

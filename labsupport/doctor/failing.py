@@ -15,12 +15,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _MOST_SHAPES = 20  # of what a step was given
 
 
-def lines_of(trace):
-    """[(file, line)] of a traceback's frames that are the script's own, outermost first."""
-    found = []
+def own_trace(error):
+    """[(frame, line)] of an error's traceback that are the script's own, outermost first; none for None."""
+    found, trace = [], getattr(error, "__traceback__", None)
     while trace is not None:
         if own(trace.tb_frame.f_code):
-            found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+            found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     return found
 

@@ -8,7 +8,7 @@ import types
 from functools import cache
 
 from labsupport.doctor.alive import MEMORY, ask
-from labsupport.doctor.names import CACHED, by_name
+from labsupport.doctor.names import CACHED, by_name, is_callback
 from labsupport.ground.record import sendable
 from labsupport.ground.result import CELLS, is_own, line_of, short
 
@@ -57,8 +57,7 @@ def _parts(value):
         value = value.__self__
     if isinstance(value, types.FunctionType):
         return {name: cell.cell_contents for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ())}
-    kind = type(value)
-    own = is_own(_file_of(sys.modules[kind.__module__])) or "Callback" in (base.__name__ for base in kind.__mro__)
+    own = is_own(_file_of(sys.modules[type(value).__module__])) or is_callback(value)
     return dict(vars(value)) if own else {}
 
 

@@ -72,8 +72,12 @@ def _handed_over(frame):
 
 def _of_own_class(thing):
     """Also a callback of Keras' own: a LambdaCallback runs functions of the person's, with what they took from around them."""
-    module, callback = type(thing).__module__, "Callback" in (base.__name__ for base in type(thing).__mro__)
-    return callback or module == "__main__" or _own_module(sys.modules.get(module))
+    module = type(thing).__module__
+    return is_callback(thing) or module == "__main__" or _own_module(sys.modules.get(module))
+
+
+def is_callback(thing):
+    return "Callback" in (base.__name__ for base in type(thing).__mro__)
 
 
 def _flat(value, depth=3):

@@ -85,13 +85,10 @@ def _described(python):
     return Function(name, place, own=outer is not None and own(outer))
 
 
-def _frames_of(error):
-    """The script's own frames in an error's traceback, outermost first; none for None."""
-    frames, trace = [], getattr(error, "__traceback__", None)
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    return [frame for frame in frames if own(frame.f_code)]
+def _shapes(variables):
+    """Their shapes as lists, each once, without those that are not known."""
+    shapes = {tuple(variable.shape) for variable in variables}
+    return [list(shape) for shape in sorted(shapes) if None not in shape]
 
 
 class Probe:
@@ -221,21 +218,22 @@ class Probe:
     @quietly
     def script_ends(self, error):
         """The script's own code has ended, by an error where one is given; the last step has ended, too."""
-        lines = failing.lines_of(getattr(error, "__traceback__", None))
-        if error is not None and not self._is_beside(lines):
+        trace = failing.own_trace(error)
+        if error is not None and not self._is_beside(trace):
             self.note_failure()
         self.end()
         if error is not None:
-            self._look_under_tape(_frames_of(error), error)
+            self._look_under_tape([frame for frame, _ in trace], error)
 
     @quietly
-    def _is_beside(self, lines):
+    def _is_beside(self, trace):
         """Whether what failed lies beside the last tape's step: not in what repeats with it, such as the body of its loop."""
         open_one = self._intervals.open
-        if open_one is None or self._tape_open or not open_one.name.startswith("GradientTape") or not lines:
+        if open_one is None or self._tape_open or not open_one.name.startswith("GradientTape") or not trace:
             return False
         first, last = failing.repeated_with(*self._tape_at)
-        return not any(file == self._tape_at[0] and first <= line <= last for file, line in lines)
+        same = self._tape_at[0]
+        return not any(frame.f_code.co_filename == same and first <= line <= last for frame, line in trace)
 
     @quietly
     def name_holders(self, seen):
@@ -249,7 +247,7 @@ class Probe:
         """Count what is alive at the end. Where garbage may be what filled the memory, it is told what that is of."""
         if self._uncollected or error is not None:
             self._cycles = cycles.most_common()
-        self._take_census(frames=_frames_of(error))
+        self._take_census(frames=[frame for frame, _ in failing.own_trace(error)])
 
     @quietly
     def take_census(self, extra=False):
@@ -346,7 +344,8 @@ class Probe:
         wanted = wanted_shape(str(error))
         if wanted is None or self._failing != Failing():
             return
-        found = {"wanted": wanted, "given": failing.shapes_given(arguments), "weights": self._shapes_of_variables()}
+        weights = _shapes(Finder().by_kind()["variables"])
+        found = {"wanted": wanted, "given": failing.shapes_given(arguments), "weights": weights}
         for concrete in function._list_all_concrete_functions():
             if at := failing.made_in(concrete.graph, wanted):
                 found["made_at"] = _place(*at)
@@ -362,21 +361,14 @@ class Probe:
         wanted = wanted_shape(str(error))
         if wanted is None or self._failing != Failing() or self._intervals.failed is None:
             return
-        found = {
-            "wanted": wanted,
-            "given": failing.shapes_in(frames, self._tape_at),
-            "weights": self._shapes_of_variables(),
-        }
+        alive = Finder().by_kind()
+        given = failing.shapes_in(frames, self._tape_at)
+        found = {"wanted": wanted, "given": given, "weights": _shapes(alive["variables"])}
         if tapes := instances([self._tf.GradientTape]):
             loop = failing.loop_under_tape(*self._tape_at)
-            tensors = Finder().by_kind()["tensors"]
-            most = max(failing.uses(tape, tensors) for tape in tapes)
+            most = max(failing.uses(tape, alive["tensors"]) for tape in tapes)
             found |= {"uses": most, "loop": _place(*loop) if loop else ""}
         self._failing = Failing(**found)
-
-    def _shapes_of_variables(self):
-        shapes = {tuple(variable.shape) for variable in Finder().by_kind()["variables"]}
-        return [list(shape) for shape in sorted(shapes) if None not in shape]
 
     @quietly
     def look_between(self):
