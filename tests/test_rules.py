@@ -708,6 +708,8 @@ def test_room_in_pieces_is_fragmentation_and_a_full_budget_is_not():
     assert kinds(died(facts, wanted=50 * MIB, dumps=[230 * MIB, 150 * MIB])) == [
         "batch-bound activations"
     ]  # two failed at once
+    replicated = died(one(other_variables=140, replicas=70), peak=150 * MIB, wanted=30 * MIB, dumps=[150 * MIB])
+    assert kinds(replicated) == ["replicas"]  # the room is that of two devices
 
 
 def test_an_interval_tells_what_memory_ran_out_for():

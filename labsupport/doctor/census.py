@@ -287,8 +287,9 @@ def _slots(optimizer):
 
 
 def _plain(variable):
-    """The tf.Variable behind a Keras 3 variable, or the variable itself."""
-    return getattr(variable, "_value", variable)
+    """The tf.Variable behind a Keras 3 variable, or the variable itself; of a distributed one the first copy (see _copies)."""
+    variable = getattr(variable, "_value", variable)
+    return variable.values[0] if hasattr(variable, "values") else variable
 
 
 def _group(variable, slots, weights, no_models):

@@ -221,7 +221,9 @@ def _one_batch(facts, size):
 
 
 def fragmentation(death):
-    """Room enough, but in pieces."""
+    """Room enough, but in pieces. Where variables have copies on other devices, the room is that of all devices together."""
+    if death.parts.replicas:
+        return
     used, budget = in_use(death.result) or 0, death.result.budget
     free, rounding = budget - used, _ROUNDING * budget
     lies_between = used > rounding
