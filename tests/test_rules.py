@@ -15,6 +15,7 @@ from labsupport.doctor.suspects import CHANGES, LABS
 from labsupport.doctor.terminal import no_suspect
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import (
+    AN_ITERATOR,
     Buffer,
     Cause,
     Census,
@@ -200,7 +201,7 @@ def many(count, a_step):
 
 
 def test_what_is_kept_after_the_last_census_is_reckoned_with():
-    """Where tensors explain what the level rose by until then; and what is kept once in a pass is told by the pass."""
+    """Where tensors explain what the level rose by until then."""
 
     def found(tensors):
         held = lambda n: [Holder("a Keep", n, int(tensors * n * MIB), "t.py:6")]
@@ -211,7 +212,7 @@ def test_what_is_kept_after_the_last_census_is_reckoned_with():
         return suspect
 
     assert found(1).size == 318 * MIB and found(0.5).size == 15 * MIB
-    assert "318.0 MiB in 318 steps, 1.0 MiB a step, 8.0 MiB a pass over the data" in found(1).evidence[0]
+    assert "318.0 MiB in 318 steps, 1.0 MiB a step" in found(1).evidence[0]
     assert found(1).place == "t.py:6" and "a Keep holds 32 of them, 32.0 MiB after 32 steps" in found(1).evidence
 
 
@@ -247,12 +248,32 @@ def test_of_names_that_hold_tensors_those_that_grew_with_the_steps_count():
     )
 
 
+def test_an_iterator_that_finds_no_room_was_to_copy_its_data():
+    rows = [
+        Census(0, 0, tensors=100 * MIB, models=[Model("m", MIB)], tensor_holders=[Holder("x", 1, 100 * MIB, "t.py:3")])
+    ]
+    facts = Facts(steps=[], censuses=rows, open=Interval("input", AN_ITERATOR, 100 * MIB))
+    suspect = diagnose(died(facts, peak=110 * MIB, wanted=100 * MIB)).suspects[0]
+    assert (suspect.kind, suspect.place, suspect.size) == ("input copy", "t.py:3", 200 * MIB)
+    assert "100.0 MiB of it were in use, 100.0 MiB were asked for" in suspect.evidence
+
+
 @pytest.mark.parametrize(("number", "outputs"), [(32, True), (32 * 2**18, False)])
 def test_outputs_that_are_kept_are_no_losses(number, outputs):
     facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
     facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[Holder("kept", number, 31 * MIB)])
     (suspect,) = diagnose(finished(facts)).suspects
     assert ("made beforehand" in suspect.change) == outputs and ("float(loss)" in suspect.change) != outputs
+
+
+@pytest.mark.parametrize(
+    ("of_data_sets", "change"), [(30 * MIB, "no data set whose pass is over"), (0, "made beforehand")]
+)
+def test_data_sets_that_are_kept_are_no_outputs(of_data_sets, change):
+    facts = Facts(steps=[TRAIN], censuses=censuses(tensors=[1, 2, 4, 8, 16, 32]))
+    held = Holder("loader", 12, 31 * MIB, "t.py:8", of_data_sets=of_data_sets)
+    facts.censuses[-2] = Census(32, 0, tensors=32 * MIB, tensor_holders=[held])
+    assert change in diagnose(finished(facts)).suspects[0].change
 
 
 @pytest.mark.parametrize("end", [finished, died])

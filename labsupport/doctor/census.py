@@ -332,4 +332,7 @@ def _holders(frames):
 
 
 def _holder(name, count, kind, place):
-    return Holder(sendable(name), count[f"number of {kind}"], count[kind], place, count[f"bounded {kind}"])
+    of_data_sets = count["data sets' tensors"] if kind == "tensors" else 0
+    return Holder(
+        sendable(name), count[f"number of {kind}"], count[kind], place, count[f"bounded {kind}"], of_data_sets
+    )

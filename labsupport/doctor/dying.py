@@ -9,7 +9,7 @@ from operator import itemgetter
 from labsupport.doctor.figures import Parts, in_use, wanted
 from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in, place_of
 from labsupport.ground.budget import mib, parse_size
-from labsupport.ground.record import CACHES, EVALUATES, Cause, Interval
+from labsupport.ground.record import AN_ITERATOR, CACHES, EVALUATES, Cause, Interval
 
 # Batches drawn while one tape is open: a step on several parts of a batch draws few. Uses of each weight under one tape: a
 # network for pairs or triplets has two or three, a GAN's discriminator two.
@@ -106,7 +106,9 @@ class Death:
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
             data += max(last.arrays, facts.converted.largest, _no_array(result))
-        if _in_a_pipeline(during) and not _one_batch(facts, size):
+        if during and during.name == AN_ITERATOR:
+            data, working = parts.data + parts.wanted, parts.working
+        elif _in_a_pipeline(during) and not _one_batch(facts, size):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working
         elif _before_training(facts) and not (_in_a_pipeline(during) or _building(result, parts)):
@@ -245,6 +247,7 @@ def input_copy(death):
         return
     last, converted = death.result.facts.censuses[-1], death.result.facts.converted
     holders = sorted((last.tensor_holders + last.array_holders)[:2], key=lambda holder: -holder.size)
+    holders = [holder for holder in holders if holder.size > WORTH_NAMING * holders[0].size]
     if death.building and not (holders or converted.largest):
         return  # the numbers that were to become a variable
     evidence = [
@@ -255,6 +258,9 @@ def input_copy(death):
         evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
     if death.outside and _no_array(death.result):
         evidence.append(f"NumPy was to make one array of all data at {place_of(death.result)}: read a batch at a time")
+    asked = min(death.parts.wanted, death.data - death.parts.data)
+    if asked > 0 and death.parts.working + death.parts.data:
+        evidence.append(f"{mib(death.data - asked)} of it were in use, {mib(asked)} were asked for")
     place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * death.data), "")
     if converted.largest > WORTH_NAMING * death.data:
         place = line_in(converted.place)

@@ -30,13 +30,15 @@ _EXPLAINED = 0.7
 _AS_MUCH = 2
 # Censuses in their turn from which a rise is told.
 _ENOUGH = 4
-# Steps in a pass over data: what is kept once in a pass is told by the pass.
-_A_PASS = 2
 # Bytes of one thing that is kept, on average: more than a loss or a row of metrics; what to change then.
 _OUTPUTS = 2**14
 _ONE_SIGNATURE = (
     "trace once for all shapes: tf.function(reduce_retracing=True), or an input_signature with None for what changes; where XLA "
     "compiles, pad to few shapes"
+)
+_DATA_SETS = (
+    "keep no data set whose pass is over: each of from_tensor_slices() or from_tensors() has a copy of its arrays; make it once, and "
+    "let shuffle() give each epoch another order"
 )
 _IN_PLACE_OF = {
     "tensors": "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
@@ -297,11 +299,8 @@ def retained(facts, finished):
         grown, steps, last = kept(facts, name, finished)
         if not grown or _is_garbage(facts, grown):
             continue
-        a_pass = f", {mib(_in_a_pass(facts, grown, steps))} a pass over the data" * (
-            1 < facts.number_of_passes < steps / _A_PASS
-        )
         evidence = [
-            f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step{a_pass}"
+            f"{word} that stay alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step"
         ]
         holders = _holders(last, name)
         counted = min(grown, getattr(last, name))
@@ -316,13 +315,12 @@ def retained(facts, finished):
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
             place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
-        outputs = worth and worth[0].size > _OUTPUTS * worth[0].number
-        yield Suspect("retained tensors", grown, evidence, place, _IN_PLACE_OF[name] if outputs else "")
-
-
-def _in_a_pass(facts, grown, steps):
-    """Of what grew in so many steps, what a pass over the data adds."""
-    return grown / max(1, steps) * sum(step.count for step in facts.steps) / max(1, facts.number_of_passes)
+        change = ""
+        if worth and worth[0].of_data_sets > worth[0].size / 2:
+            change = _DATA_SETS
+        elif worth and worth[0].size > _OUTPUTS * worth[0].number:
+            change = _IN_PLACE_OF[name]
+        yield Suspect("retained tensors", grown, evidence, place, change)
 
 
 def waiting(facts, finished):

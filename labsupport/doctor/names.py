@@ -115,7 +115,8 @@ def by_name(names):
 
     A Counter has bytes by the kinds of MEMORY, "number of tensors", "number of arrays", "number of models", without
     those inside of others, and "items": how many things other than numbers and text its containers hold; "bounded
-    tensors" and "bounded arrays" are bytes of those that lie in a deque with a maxlen. What two names hold counts for the first.
+    tensors" and "bounded arrays" are bytes of those that lie in a deque with a maxlen, "data sets' tensors" of those that
+    data sets were made of. What two names hold counts for the first.
     """
     walk = _Walk()
     return {name: walk.weigh(value, Counter(), _DEPTH) for name, value in names.items()}
@@ -141,8 +142,8 @@ class _Walk:
         """Add to count what a value weighs, with what it holds down to a depth; gives count."""
         if id(value) not in self._seen and len(self._seen) <= _MOST_ITEMS:
             bounded = isinstance(value, deque) and value.maxlen is not None
-            model = self._kinds[type(value)] == "models"
-            within = Counter() if bounded or model else count
+            model, data_set = (self._kinds[type(value)] == kind for kind in ("models", "datasets"))
+            within = Counter() if bounded or model or data_set else count
             for item in ask(lambda value: self._add(value, within), value, ()):
                 if depth:
                     self.weigh(item, within, depth - 1)
@@ -153,6 +154,8 @@ class _Walk:
             if bounded:
                 count["bounded tensors"] += within["tensors"]
                 count["bounded arrays"] += within["arrays"]
+            if data_set:
+                count["data sets' tensors"] += within["tensors"] - within["data sets' tensors"]
         return count
 
     def _add(self, value, count):
@@ -166,6 +169,8 @@ class _Walk:
             count["number of tensors"] += 1
         elif kind == "variables":
             count[kind] += variable_bytes(value)
+        elif kind == "datasets":
+            return [*getattr(value, "_tensors", ()), *value._inputs()]
         elif isinstance(value, np.ndarray):
             base = base_of(value)
             if base is value or id(base) not in self._seen:

@@ -28,7 +28,7 @@ from labsupport.doctor.wrapping import OURS, quietly, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.oom import wanted_shape
-from labsupport.ground.record import EVALUATES, Converted, Facts, Failing, Function, sendable
+from labsupport.ground.record import AN_ITERATOR, EVALUATES, Converted, Facts, Failing, Function, sendable
 from labsupport.ground.result import line_of, short
 from labsupport.peak.parts import largest
 
@@ -91,12 +91,27 @@ def _shapes(variables):
     return [list(shape) for shape in sorted(shapes) if None not in shape]
 
 
+class _Ending:
+    """Around a call: the interval that is open ends with it."""
+
+    def __init__(self, probe):
+        self._probe = probe
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None and not issubclass(kind, StopIteration):
+            self._probe.note_failure()
+        self._probe.end()
+
+
 class Probe:
     """Wraps entry points and notes what goes through them; send() reports the Facts so far to the watcher."""
 
     def __init__(self, gauge, tf):
         self._gauge, self._tf, self._eagerly = gauge, tf, tf.executing_eagerly
-        self._intervals = Intervals(gauge)
+        self._intervals, self._interval = Intervals(gauge), _Ending(self)
         self._made = Made(_where)
         self._censuses = Censuses(gauge, tf, self._made)
         self._functions = {}  # code: Function
@@ -173,9 +188,7 @@ class Probe:
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
         turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
         level = self._intervals.open.level or 0
-        # What has been kept since the last one may be what fills the budget.
-        grown = level > max(_MORE * self._counted, self._counted + MIB)
-        if first or turn and total <= _FIRST_STEPS or (turn or grown) and self._affordable(level):
+        if first or turn and total <= _FIRST_STEPS or (turn or self._has_grown(level)) and self._affordable(level):
             self._counted = max(level, self._counted)
             self._process = max(self._gauge.process_now() or 0, self._process)
             self.take_census(extra=not turn)
@@ -409,15 +422,31 @@ class Probe:
         return original(tape, *exception)
 
     def _iterator_made(self, original, iterator, dataset=None, *args, **kwargs):
-        if self._here() and dataset is not None:
-            if self._intervals.total == self._total_at_pass:
-                del self._passes[-1:]  # nothing ran since: Keras' fit makes two iterators for an epoch
-            self._total_at_pass = self._intervals.total
-            self._passes.append(self._gauge.tensors_now())
-            self._passed_at = _where()
-        original(iterator, dataset, *args, **kwargs)
+        if dataset is None or not self._here():
+            original(iterator, dataset, *args, **kwargs)
+        else:
+            self._begin_pass()
+            with self._interval:
+                original(iterator, dataset, *args, **kwargs)
         if dataset is not None:
             quietly(self._censuses.note_iterator)(iterator, dataset)
+
+    @quietly
+    def _begin_pass(self):
+        level = self._gauge.tensors_now()
+        if self._intervals.total == self._total_at_pass:
+            del self._passes[-1:]  # nothing ran since: Keras' fit makes two iterators for an epoch
+        self._total_at_pass = self._intervals.total
+        self._passes.append(level)
+        self._passed_at = _where()
+        self._intervals.begin("input", AN_ITERATOR)
+        if self._has_grown(level or 0) and self._affordable(level):
+            self._counted = level
+            self.take_census(extra=True)  # an iterator copies the tensors of its data set, and may crash there
+
+    def _has_grown(self, level):
+        """Whether there is so much more in use than at the last census that it may be what fills the budget."""
+        return level > max(_MORE * self._counted, self._counted + MIB)
 
     def _iterator_next(self, original, iterator):
         if not self._here():
@@ -427,15 +456,8 @@ class Probe:
             self._most_in_tape = max(self._most_in_tape, self._in_tape)
             return original(iterator)
         self._begin_batch()
-        try:
+        with self._interval:
             return original(iterator)
-        except StopIteration:
-            raise
-        except BaseException:
-            self.note_failure()
-            raise
-        finally:
-            self.end()
 
     def _convert(self, original, value, *args, **kwargs):
         if not isinstance(value, np.ndarray) or value.nbytes < _LARGE_ARRAY:

@@ -177,13 +177,14 @@ class Converted(Struct):
 
 
 class Holder(Struct, frozen=True):
-    """A name of the script, how many tensors or arrays it holds, and their bytes; place: the one line that puts things into it; bounded: bytes in a deque with a maxlen."""
+    """A name of the script, how many tensors or arrays it holds, and their bytes; place: the one line that puts things into it; bounded: bytes in a deque with a maxlen; of_data_sets: bytes that data sets were made of."""
 
     name: str
     number: int
     size: int
     place: str = ""
     bounded: int = 0
+    of_data_sets: int = 0
 
 
 class Model(Struct, frozen=True):
@@ -242,6 +243,7 @@ class Census(Struct, frozen=True):
 
 # How the name of an interval begins in which a model was evaluated, fit()'s validation included.
 EVALUATES = "evaluate(), "
+AN_ITERATOR = "an iterator"  # the name of one in which tf.data makes an iterator: it copies the tensors of its data set
 
 
 class Interval(Struct, frozen=True):
