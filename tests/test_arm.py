@@ -197,7 +197,7 @@ def test_an_expected_failure_that_does_not_come_fails():
         raise KeyError("not memory")
 
     with pytest.raises(
-        AssertionError, match='"modest" was expected to run out of memory, but it finished with a peak of 0.0 MiB'
+        AssertionError, match='"modest" was expected to run out of memory, but it finished with a peak of'
     ):
         expect_oom(run(modest, budget="64 MiB"))
     with pytest.raises(AssertionError, match="but: KeyError: 'not memory' at .*test_arm.py, line .*raise KeyError"):

@@ -5,6 +5,7 @@ Each script in tests/cases tells in comments what is to be found in it, and take
 
 import contextlib
 import functools
+import linecache
 import re
 from pathlib import Path
 
@@ -21,8 +22,8 @@ TABLE = Path(__file__).parent / "cases" / "README.md"
 
 
 def settings(name):
-    """{"kind", "budget", "outside", "devices"} from a script's comments; kind is "none" where nothing is wrong."""
-    return dict(re.findall(r"^# (kind|budget|outside|devices): (.+)$", CASES[name].read_text(), re.MULTILINE))
+    """{"kind", "budget", "line", "outside", "devices"} from a script's comments; kind is "none" where nothing is wrong, line how the line begins that is to be named."""
+    return dict(re.findall(r"^# (kind|budget|line|outside|devices): (.+)$", CASES[name].read_text(), re.MULTILINE))
 
 
 def diagnosed(name, *arguments):
@@ -52,6 +53,12 @@ def test_the_doctor_names_what_people_reported(name, record_property):
     named = diagnosis.suspects[0].kind if diagnosis.suspects else "silent"
     record_property("doctor", (settings(name)["kind"], named))
     assert diagnosis.suspects and diagnosis.suspects[0].kind == settings(name)["kind"], told(diagnosis)
+    if "line" in settings(name):
+        file, number = diagnosis.suspects[0].place.rsplit(":", 1)
+        assert file.endswith(CASES[name].name), told(diagnosis)
+        assert linecache.getline(str(CASES[name]), int(number)).strip().startswith(settings(name)["line"]), (
+            file + number
+        )
 
 
 def recomputing(scope, called):

@@ -6,6 +6,7 @@ Fix: leave it off where weights dominate.
 
 # kind: optimizer state
 # budget: 50 MiB
+# line: model.compile(keras.optimizers.SGD(momentum=0.9,
 import sys
 
 import keras

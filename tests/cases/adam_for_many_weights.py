@@ -6,6 +6,7 @@ Fix: an optimizer with less state.
 
 # kind: optimizer state
 # budget: 48 MiB
+# line: model.compile("sgd" if "--fixed" in sys.argv else "adam",
 import sys
 
 import keras

@@ -6,6 +6,7 @@ Fix: a dataset of indices that fetches the rows of a batch when they are needed 
 
 # kind: input copy
 # budget: 48 MiB
+# line: dataset =
 import sys
 
 import keras

@@ -6,6 +6,7 @@ Fix: name the method once and hand over that.
 
 # kind: retracing
 # budget: 128 MiB
+# line: @tf.function
 import sys
 
 import tensorflow as tf

@@ -6,6 +6,7 @@ Fix: cache() first, then repeat().
 
 # kind: cache behind repeat()
 # budget: 512 MiB
+# line: data = data.repeat().map(ready).batch(32).cache()
 import sys
 
 import keras

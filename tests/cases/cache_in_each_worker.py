@@ -8,6 +8,7 @@ Fix: threads, which share one cache (or a cache in a file that all map).
 
 # kind: copies in child processes
 # budget: 128 MiB
+# line: model.fit(data, epochs=12, verbose=0)
 # outside: 448 MiB
 import sys
 

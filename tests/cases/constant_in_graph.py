@@ -7,6 +7,7 @@ Fix: give what a step needs as an argument.
 
 # kind: constants in graphs
 # budget: 20 MiB
+# line: @tf.function
 import sys
 
 import numpy as np

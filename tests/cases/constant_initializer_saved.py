@@ -7,6 +7,7 @@ Fix: make the table with any initializer and set_weights() it: the configuration
 
 # kind: copy on the host while saving
 # budget: 128 MiB
+# line: model.save(os.path.join(folder, "model.keras"))
 # outside: 192 MiB
 import os
 import sys

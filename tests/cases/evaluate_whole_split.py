@@ -6,6 +6,7 @@ Fix: evaluate in batches and combine.
 
 # kind: batch-bound activations
 # budget: 96 MiB
+# line: print(float(tf.reduce_mean(tf.cast(tf.argmax(model(x),
 import sys
 
 import keras

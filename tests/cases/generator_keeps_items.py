@@ -6,6 +6,7 @@ Fix: a generator without a memory of its items.
 
 # kind: retained tensors
 # budget: 256 MiB
+# line: given.append(x)
 import sys
 
 import keras

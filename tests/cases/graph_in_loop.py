@@ -6,6 +6,7 @@ Fix: build them once before the loop and feed the image through a placeholder.
 
 # kind: retracing
 # budget: 128 MiB
+# line: session.run(tf.image.rgb_to_grayscale(tf.constant(one)))
 import sys
 
 import numpy as np

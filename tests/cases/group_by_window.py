@@ -6,6 +6,7 @@ Fix: few keys, here buckets of 8.
 
 # kind: buffer
 # budget: 64 MiB
+# line: for numbers, batch in windows:
 import sys
 
 import tensorflow as tf

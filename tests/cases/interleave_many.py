@@ -6,6 +6,7 @@ Fix: a small cycle_length, and buffering behind the interleave.
 
 # kind: buffer
 # budget: 64 MiB
+# line: for batch in tables.interleave(table, cycle_length=cycle,
 import sys
 import time
 

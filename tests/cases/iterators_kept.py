@@ -6,6 +6,7 @@ Fix: let go of the iterator, not only of the dataset.
 
 # kind: buffer
 # budget: 160 MiB
+# line: iterators[name] = iter(images.shuffle(50).batch(8))
 import sys
 
 import tensorflow as tf

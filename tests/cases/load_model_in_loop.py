@@ -6,6 +6,7 @@ Fix: load the weights into the model that is there already.
 
 # kind: models kept alive
 # budget: 256 MiB
+# line: opponents.append(opponent)
 import sys
 import tempfile
 

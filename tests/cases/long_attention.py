@@ -6,6 +6,7 @@ Fix: cut lines to a length that fits before training.
 
 # kind: batch-bound activations
 # budget: 96 MiB
+# line: model.train_on_batch(batch, np.ones((4, 1)))
 import sys
 
 import keras

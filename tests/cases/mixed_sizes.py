@@ -6,6 +6,7 @@ Fix: allocate what stays before, in one piece.
 
 # kind: fragmentation
 # budget: 64 MiB
+# line: print(tf.zeros([20, MIB]).shape)
 import sys
 
 import tensorflow as tf

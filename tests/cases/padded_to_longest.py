@@ -6,6 +6,7 @@ Fix: cut the lines (or fill batches by words instead of lines).
 
 # kind: batch-bound activations
 # budget: 64 MiB
+# line: model.fit(batches, verbose=0)
 import sys
 
 import keras

@@ -6,6 +6,7 @@ Fix: a loop over batches that writes each output away.
 
 # kind: retained tensors
 # budget: 256 MiB
+# line: model.predict(x, batch_size=100, callbacks=[Writer()],
 import sys
 import tempfile
 

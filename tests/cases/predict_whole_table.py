@@ -6,6 +6,7 @@ Fix: leave batch_size as it is; predict() puts its answers together as an array 
 
 # kind: batch-bound activations
 # budget: 80 MiB
+# line: answers = model.predict(x, batch_size=32 if "--fixed" in
 import sys
 
 import keras

@@ -6,6 +6,7 @@ Fix: one or two batches ahead are enough.
 
 # kind: buffer
 # budget: 64 MiB
+# line: for batch in samples.batch(64).prefetch(2 if "--fixed" in
 import sys
 import time
 

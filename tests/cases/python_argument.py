@@ -6,6 +6,7 @@ Fix: pass it as a tensor.
 
 # kind: retracing
 # budget: 128 MiB
+# line: @tf.function
 import sys
 
 import tensorflow as tf

@@ -6,6 +6,7 @@ Fix: keep the mean.
 
 # kind: growth outside TensorFlow
 # budget: 64 MiB
+# line: log.append(sum(row) if "--fixed" in sys.argv else row)
 # outside: 4 GiB
 import sys
 

@@ -6,6 +6,7 @@ Fix: shuffle what is small, here the numbers of the images, and decode afterward
 
 # kind: buffer
 # budget: 48 MiB
+# line: images = numbers.shuffle(400).map(load) if "--fixed" in
 import sys
 
 import tensorflow as tf

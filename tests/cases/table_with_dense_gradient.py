@@ -7,6 +7,7 @@ Fix: a smaller table (here hashed to fewer rows), or an optimizer without slots.
 # kind: optimizer state
 # outside: 4 GiB
 # budget: 256 MiB
+# line: model.compile("adam", "mse")
 import sys
 
 import keras

@@ -6,6 +6,7 @@ Fix: one device, or a model that is divided.
 
 # kind: replicas
 # budget: 64 MiB
+# line: model = keras.Sequential(
 # devices: 2
 import sys
 

@@ -6,6 +6,7 @@ Fix: keep a number for each epoch, here the norm of the weights.
 
 # kind: retained tensors
 # budget: 256 MiB
+# line: self.seen.append([float(np.linalg.norm(w)) for w in
 import sys
 
 import keras

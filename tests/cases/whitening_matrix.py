@@ -7,6 +7,7 @@ Fix: with fewer images than pixels all is in the images × images matrix (or sta
 
 # kind: one operation's large output
 # budget: 256 MiB
+# line: covariance = tf.matmul(flat, flat, transpose_a=True) / 32
 import sys
 
 import tensorflow as tf

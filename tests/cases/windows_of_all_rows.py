@@ -6,6 +6,7 @@ Fix: a pipeline that cuts the windows of one batch.
 
 # kind: data converted whole
 # budget: 128 MiB
+# line: data = np.stack([series[start : start + WEEK] for start in
 # outside: 320 MiB
 import sys
 

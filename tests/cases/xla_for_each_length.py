@@ -6,6 +6,7 @@ Fix: pad all batches to one length.
 
 # kind: programs that XLA keeps
 # budget: 64 MiB
+# line: @tf.function(jit_compile=True,
 import sys
 
 import tensorflow as tf
