@@ -312,8 +312,8 @@ def _holders(frames):
     found = []
 
     @cache  # to find a name's line its value is walked; one name may hold tensors, arrays and other objects
-    def place(name):
-        return ask(lambda name: filled_at(name, values[name]), name, "")
+    def place(name, *kinds):
+        return ask(lambda name: filled_at(name, values[name], *kinds), name, "")
 
     for kind in ("tensors", "arrays"):
         names = sorted((name for name in held if held[name][kind]), key=lambda name: -held[name][kind])
@@ -328,7 +328,8 @@ def _holders(frames):
         ]
     )
     full = sorted((name for name in held if held[name]["items"] > _FEW), key=lambda name: -held[name]["items"])
-    return *found, [Holder(sendable(name), held[name]["items"], 0, place(name)) for name in full[:_MOST_PLACED]]
+    items = [Holder(sendable(name), held[name]["items"], 0, place(name, ("items",))) for name in full[:_MOST_PLACED]]
+    return *found, items
 
 
 def _holder(name, count, kind, place):

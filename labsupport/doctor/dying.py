@@ -22,6 +22,8 @@ _ROUNDED, _PIECES = 256, 4
 # Of the largest suspect: others as large as this are told, too. Whoever halves the largest has them on top (0.5), and
 # what was counted at a census, not at the peak, is known less well than that; by trial.
 _NEARLY = 0.6
+# Models that a training step may need: two of a GAN's, of a teacher and its pupil, of an agent and its target, and one made of both.
+_TOGETHER = 3
 # Of the weights: what SGD and Adafactor keep is far less, and one slot for each weight is all of it.
 _LIGHT = 0.1
 # Of the budget: the allocator rounds each size up to 256 bytes and leaves rests that are too small to split.
@@ -520,10 +522,16 @@ def optimizer_state(death):
         ] * death.updating
         # Beside what earlier models and optimizers left, the update is the last straw and not the load.
         update = death.working if death.updating and not parts.earlier_models else 0
-        size = parts.slots + parts.other_variables + update
+        size = int(parts.slots * _of_one_model(death)) + parts.other_variables + update
         light = parts.slots < _LIGHT * parts.weights
         change = "train fewer of the weights: this optimizer keeps next to nothing already" * light
         yield Suspect("optimizer state", size, [sizes, *told, death.failing], to_change=change)
+
+
+def _of_one_model(death):
+    """The share of the largest of many models in the weights of all: of their optimizers' slots only its own would be left. 1 for two that may work together."""
+    sizes = [model.size for model in death.result.facts.censuses[-1].models]
+    return max(sizes) / sum(sizes) if len(sizes) > _TOGETHER else 1
 
 
 def _others(death):
@@ -535,9 +543,15 @@ def other_models(death):
     """Models beside the largest."""
     others = _others(death)
     if others:
-        size = sum(others)
-        sentence = f"{len(others) + 1} models are alive; those beside the largest have {mib(size)} of weights"
-        yield Suspect("models kept alive", size, [sentence])
+        slots = int(death.parts.slots * (1 - _of_one_model(death)))
+        sentence = (
+            f"{len(others) + 1} models are alive; those beside the largest have {mib(sum(others))} of weights"
+            + f", and {mib(slots)} of optimizer slots" * bool(slots)
+        )
+        several = (holder for holder in death.result.facts.censuses[-1].model_holders if holder.number > 1)
+        holder = next(several, None)
+        evidence = [sentence] + ([f"{holder.name} holds {holder.number} of them"] if holder else [])
+        yield Suspect("models kept alive", sum(others) + slots, evidence, holder.place if holder else "")
 
 
 def replicas(death):

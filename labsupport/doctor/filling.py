@@ -13,46 +13,53 @@ from labsupport.ground.record import sendable
 from labsupport.ground.result import CELLS, is_own, line_of, short
 
 _DEEPEST = 5  # a callback's attribute, a function in it, a list that this took from around it; the rest is reserve
+_FEW_KEYS = 30  # more are data, such as names of files
+_NAME, _ATTRIBUTE, _KEY = "name", "attribute", "key"
 _PUT = frozenset(("append", "appendleft", "extend", "add", "update", "insert", "setdefault", "put"))
 
 
-def filled_at(name, value):
+def filled_at(name, value, kinds=(*MEMORY, "items")):
     """The line in short, such as "train.py:41", for a name and what it holds; "" where no line or more than one does it.
 
-    Where nothing is put into it, it is the one line that gives the name its value.
+    kinds: of by_name(), what is looked for in it. Where nothing is put into it, it is the one line that gives the name its value.
     """
     if isinstance(value, CACHED):  # by its own calls
         return sendable(_told(value.__wrapped__.__code__.co_filename, value.__wrapped__.__code__.co_firstlineno))
-    root, attribute = _innermost(name.split(" in ")[0].split(".")[-1], value)
+    path = _inwards(name.split(" in ")[0].split(".")[-1], value, kinds)
     for target in (_put_into, _given_to):
         put = [one for file in _own_files() for one in _lines(target, file, _size(file))]
-        if attribute:  # whatever the object is called there: `self`, for one
-            found = {(file, line) for file, _, last, line in put if last == root}
-        else:
-            named = [one for one in put if one[1] == root and (target is _put_into or not one[2])]
+        for root, kind in reversed(path):
+            if kind == _NAME:
+                named = [one for one in put if one[1] == root and (target is _put_into or not one[2])]
+            else:  # whatever the object is called there: `self`, for one
+                named = [one for one in put if one[2] == root]
             found = {(file, line) for file, _, _, line in named}
-        if found:
-            return sendable(_told(*found.pop())) if len(found) == 1 else ""
+            if found:
+                return sendable(_told(*found.pop())) if len(found) == 1 else ""
+            if kind != _KEY:  # a key that is worked out stands in no line
+                break
     return ""
 
 
-def _innermost(name, value):
-    """(the name nearest to what is held, whether it is an attribute): of an object its heaviest attribute, of a function what it took from around it."""
-    attribute = False
+def _inwards(name, value, kinds):
+    """[(name, kind)] from a name to what is nearest to what is held: of an object its heaviest attribute, of a dict its heaviest key, of a function what it took from around it."""
+    path = [(name, _NAME)]
     for _ in range(_DEEPEST):
         inner = ask(_parts, value, {})
         held = by_name(dict(inner))
-        heaviest = max(
-            held, key=lambda name: sum(held[name][kind] for kind in MEMORY) + held[name]["items"], default=""
-        )
+        heaviest = max(held, key=lambda name: sum(held[name][kind] for kind in kinds), default="")
         if not heaviest:
             break
-        attribute, name, value = not isinstance(value, types.FunctionType), heaviest, inner[heaviest]
-    return name, attribute
+        kind = _KEY if isinstance(value, dict) else _NAME if isinstance(value, types.FunctionType) else _ATTRIBUTE
+        path.append((heaviest, kind))
+        value = inner[heaviest]
+    return path
 
 
 def _parts(value):
-    """{name: object} of what a function of the script's took from around it, or of attributes; containers have none."""
+    """{name: object} of what a function of the script's took from around it, of attributes, or of a dict's few keys that are text; lists have none."""
+    if isinstance(value, dict):
+        return {key: value[key] for key in value if isinstance(key, str)} if len(value) <= _FEW_KEYS else {}
     if isinstance(value, types.MethodType):
         value = value.__self__
     if isinstance(value, types.FunctionType):
@@ -107,11 +114,13 @@ def _put_into(node):
     given = _given_to(node)
     if isinstance(given, ast.Subscript):
         return given.value
-    if isinstance(given, ast.Name) and any(
-        isinstance(one, ast.Name) and one.id == given.id for one in ast.walk(node.value)
-    ):
+    if isinstance(given, (ast.Name, ast.Attribute)) and ast.unparse(given) in map(ast.unparse, _read(node.value)):
         return given  # kept = kept + [x]
     return None
+
+
+def _read(expression):
+    return [one for one in ast.walk(expression) if isinstance(one, (ast.Name, ast.Attribute))]
 
 
 def _given_to(node):
@@ -122,9 +131,10 @@ def _given_to(node):
 
 
 def _names(node):
-    """(the first name of an expression, its last attribute or ""): `kept` of kept["a"], `self` and `outputs` of self.outputs."""
+    """(the first name of an expression, its last attribute or key): `kept` and `a` of kept["a"], `self` and `outputs` of self.outputs."""
     last = ""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
-        last = last or getattr(node, "attr", "")
+        key = getattr(getattr(node, "slice", None), "value", "")
+        last = last or getattr(node, "attr", "") or (key if isinstance(key, str) else "")
         node = node.value
     return (node.id if isinstance(node, ast.Name) else ""), last

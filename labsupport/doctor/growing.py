@@ -26,10 +26,14 @@ _LET_GO = 1.2
 _AT_A_TIME = 3
 # Of the rise of the level: tensors that explain so much of it until a census are what it rises by afterwards.
 _EXPLAINED = 0.7
+# Objects that a container has more of with each step: a loop over batches counts as steps, too.
+_EACH_STEP = 0.8
 # Times what the steps so far added each: what is more at the end came at once, such as the result of a last tf.concat.
 _AS_MUCH = 2
 # Censuses in their turn from which a rise is told.
 _ENOUGH = 4
+# Graphs with the largest array: for training and for evaluation there are two.
+_GRAPHS = 3
 # Bytes of one thing that is kept, on average: more than a loss or a row of metrics; what to change then.
 _OUTPUTS = 2**14
 _ONE_SIGNATURE = (
@@ -76,6 +80,17 @@ def _increase(censuses, size, little_by_little=False):
 def _while_steps_ran(facts):
     """All censuses in their turn but the last, which is from the end, or from the middle of a step that failed."""
     return [census for census in facts.censuses[:-1] if not census.extra]
+
+
+def new_constants(facts, finished):
+    """Large arrays in the graphs of a function that is traced again and again: each graph has copies of its own."""
+    baked, again = facts.baked, next(retracing(facts, finished), None)
+    if again is not None and baked.bytes >= max(_GRAPHS * baked.largest, GROWTH_LEAST):
+        sentence = (
+            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} at {baked.place}: each "
+            "new graph has copies of its own"
+        )
+        yield Suspect("constants in graphs", baked.bytes, [sentence, *again.evidence], line_in(baked.place))
 
 
 def retracing(facts, finished):
@@ -311,13 +326,17 @@ def retained(facts, finished):
             for holder in worth
             if holder in holders[:2]
         ]
-        place = worth[0].place if worth else ""
+        filled = [] if worth else _that_fill(_settled(facts), last)
+        evidence += [f"{one.name} holds {one.number:,} objects, more with each step" for one in filled]
+        place = (worth or filled)[0].place if worth or filled else ""
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
             place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
         change = ""
         if worth and worth[0].of_data_sets > worth[0].size / 2:
             change = _DATA_SETS
+        elif filled:
+            change = f"let {filled[0].name} keep no such objects but numbers of them: a tape or a closure holds the tensors that it has seen"
         elif worth and worth[0].size > _OUTPUTS * worth[0].number:
             change = _IN_PLACE_OF[name]
         yield Suspect("retained tensors", grown, evidence, place, change)
@@ -367,7 +386,7 @@ def programs(facts, finished):
     """A function that XLA compiles for one shape after the other, while the process grows outside of TensorFlow's allocator."""
     known = [one for one in facts.functions if one.compiled and one.shapes >= _TRACES]
     many = [one for one in known if _go_on(one.shaped_at, one)]
-    _, _, grew = _grown_outside(facts, _PROGRAMS_GROWTH)
+    _, grew = _grown_outside(facts, _PROGRAMS_GROWTH)
     if many and grew:
         most = max(many, key=attrgetter("shapes"))
         sentence = (
@@ -378,28 +397,35 @@ def programs(facts, finished):
 
 
 def _grown_outside(facts, least):
-    """(the last two censuses in their turn, steps between them, a sentence) on growth of the process, from step to step and to its end, that TensorFlow's counter does not have; the sentence is "" for little."""
+    """(the last two censuses in their turn, a sentence) on growth of the process, from step to step and to its end, that TensorFlow's counter does not have; the sentence is "" for little."""
     even = lambda step: step >= 2 and step & (step - 1) == 0  # censuses between these are where tensors grew
     known = [census for census in _while_steps_ran(facts) if None not in (census.process, census.peak)]
     rows = [census for census in known if even(census.step)]
     if len(rows) < 3:
-        return [], 0, ""
+        return [], ""
     sizes = [census.process - census.peak for census in rows[-3:]]  # what was in use once stays in the allocator's pool
     early, late = sizes[1] - sizes[0], sizes[2] - sizes[1]
     before, steps = rows[-2].step - rows[-3].step, rows[-1].step - rows[-2].step
     # What grows with steps grows as much in each later on, by half at least; what was only being set up does not.
     if late < least or early < least / 4 or late / steps < early / before / 2:
-        return [], 0, ""
+        return [], ""
     grew = (
         f"outside of TensorFlow's allocator the process grew by {mib(late)} in the last {steps} steps counted, "
         f"{mib(late / steps)} a step, and went on as it had begun"
     )
-    return rows[-2:], steps, grew
+    return rows[-2:], grew
+
+
+def _that_fill(before, after):
+    """Holders of other objects than tensors and arrays, of which one census has about one more for each step than another before."""
+    held = {holder.name: holder.number for holder in before.containers}
+    steps = after.step - before.step
+    return [holder for holder in after.containers if holder.number - held.get(holder.name, 0) >= _EACH_STEP * steps > 0]
 
 
 def outside(facts):
     """Growth of the process alone; for runs in which nothing else grew."""
-    rows, steps, grew = _grown_outside(facts, _OUTSIDE_GROWTH)
+    rows, grew = _grown_outside(facts, _OUTSIDE_GROWTH)
     if not grew:
         return
     # Of a library's that is given an iterator, such as Keras' fit() with jit_compile, the shapes are not known.
@@ -407,8 +433,7 @@ def outside(facts):
         sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
         yield Suspect("programs that XLA keeps", None, [grew, sentence], line_in(compiled[0].place))
         return
-    held = {holder.name: holder.number for holder in rows[-2].containers}
-    filled = [holder for holder in rows[-1].containers if holder.number - held.get(holder.name, 0) >= steps]
+    filled = _that_fill(*rows)
     holds = [f"{holder.name} holds {holder.number:,} objects, more with each step" for holder in filled]
     nobody = ["no name of the script leads to it"] * (not filled)
     yield Suspect("growth outside TensorFlow", None, [grew, *holds, *nobody], filled[0].place if filled else "")
@@ -416,6 +441,7 @@ def outside(facts):
 
 GROWTH = (
     programs,
+    new_constants,
     retracing,
     growing_graph,
     earlier_models,

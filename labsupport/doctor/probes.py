@@ -29,7 +29,7 @@ from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.oom import wanted_shape
 from labsupport.ground.record import AN_ITERATOR, EVALUATES, Converted, Facts, Failing, Function, sendable
-from labsupport.ground.result import line_of, short
+from labsupport.ground.result import is_own, line_of, short
 from labsupport.peak.parts import largest
 
 SEND_SECONDS = 0.3  # as often as a notebook's plot is drawn anew
@@ -62,6 +62,14 @@ def _where(frame=None):
     """The same in short; "" for None."""
     at = _at(frame)
     return _place(*at) if at else ""
+
+
+def _traced_at():
+    """The line of the script that is being traced; AutoGraph runs a copy of it, in a file of its own. "" where none is."""
+    frames = [
+        frame for frame in sys.modules["tensorflow.python.util.tf_stack"].extract_stack() if is_own(frame.filename)
+    ]
+    return _place(frames[-1].filename, frames[-1].lineno) if frames else ""
 
 
 def _called_from():
@@ -125,12 +133,12 @@ class Probe:
         self._holders = []
         self.unseen = []  # see Facts
         self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, whether it is a library's)
-        self._tape_open = self._in_call = False
+        self._tape_open = self._in_call = self._model_runs = False
         self._called = None  # the Function that runs
         self._tape_at = None  # (file, line) of the last one
         self._failing = Failing()
         self._shapes = weakref.WeakKeyDictionary()  # tf.function: shapes of its arguments, where they matter
-        self._total_at_batch = self._total_at_pass = None
+        self._total_at_batch = self._total_at_pass = self._total_at_answer = None
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
         self._begun, self._spent = time.monotonic(), 0.0
@@ -171,8 +179,9 @@ class Probe:
         traceback_utils = sys.modules["keras.src.utils.traceback_utils"]
         _stay_out_of_tracebacks(traceback_utils)
         self._made.watch_keras(keras)
-        wrap(keras.Model, "evaluate", self._evaluate)
-        keras.Model.evaluate = traceback_utils.filter_traceback(keras.Model.evaluate)
+        for name, wrapper in (("evaluate", self._evaluate), ("__call__", self._model_call)):
+            wrap(keras.Model, name, wrapper)
+            setattr(keras.Model, name, traceback_utils.filter_traceback(getattr(keras.Model, name)))
 
     # --- what is noted
 
@@ -322,6 +331,27 @@ class Probe:
             return original(*args, **kwargs)
         finally:
             self._evaluating = False
+
+    def _model_call(self, original, *args, **kwargs):
+        if self._here() and not (self._tape_open or self._model_runs):
+            return self._outermost_call(original, args, kwargs)
+        return original(*args, **kwargs)
+
+    def _outermost_call(self, original, args, kwargs):
+        self._begin_answer()
+        self._model_runs = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._model_runs = False
+
+    @quietly
+    def _begin_answer(self):
+        """A model is called without a graph or a tape. Where no step ran since the last such call, the calls are what repeats."""
+        if self._intervals.total == self._total_at_answer:
+            self._begin_step(f"call of a model ({_where() or 'a library'})", "input")
+            self._intervals.end()
+        self._total_at_answer = self._intervals.total
 
     @quietly
     def _call_ends(self, function, noted, args, kwargs):
@@ -493,7 +523,7 @@ class Probe:
         baked = self._baked
         baked.bytes += size
         if size > baked.largest:
-            baked.largest, baked.place = size, self._calling or _where() or "a library"
+            baked.largest, baked.place = size, _traced_at() or self._calling or _where() or "a library"
             self.send()
 
     def _session_run(self, original, *args, **kwargs):
