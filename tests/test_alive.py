@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from labsupport.doctor.alive import KINDS, Finder, instances, uncollected
 from labsupport.doctor.census import Collections
 from labsupport.doctor.cycles import most_common
+from labsupport.doctor.filling import filled_at
 from labsupport.doctor.names import by_name, own_names
 
 
@@ -119,3 +121,28 @@ def test_what_a_function_caches_is_its(maxsize):
         load(number)
     held = by_name({"load": load})["load"]
     assert (held["arrays"], held["number of arrays"]) == (8 * 4006, 4)
+
+
+class Outputs:
+    def __init__(self):
+        self.joined = np.zeros(0)
+
+
+LOGS, OUTPUTS = {"loss": [], "error": []}, Outputs()
+
+
+def test_the_line_is_that_of_the_key_or_attribute_which_holds_most():
+    LOGS["loss"].append(0.5)
+    LOGS["error"].append(np.ones(1000))
+    of_the_key = sys._getframe().f_lineno - 1
+    OUTPUTS.joined = np.concatenate([OUTPUTS.joined, np.ones(1000)])
+    of_the_attribute = sys._getframe().f_lineno - 1
+    assert filled_at("LOGS", LOGS).endswith(f"test_alive.py:{of_the_key}")
+    assert filled_at("OUTPUTS", OUTPUTS).endswith(f"test_alive.py:{of_the_attribute}")
+
+
+def test_the_nearest_comes_first_when_things_are_weighed():
+    far = near = [np.ones(1000)]
+    for _ in range(11):
+        far = [far]  # the array lies deeper than is looked, but for the shorter way
+    assert by_name({"both": [far, near]})["both"]["arrays"] == 8000

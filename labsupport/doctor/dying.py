@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from labsupport.doctor.figures import Parts, in_use, wanted
-from labsupport.doctor.suspects import WORTH_NAMING, Suspect, buffered, line_in, place_of
+from labsupport.doctor.suspects import (
+    IN_TAPES_OF_THEIR_OWN,
+    WORTH_NAMING,
+    Suspect,
+    buffered,
+    line_in,
+    passes_under_tape,
+    place_of,
+)
 from labsupport.ground.budget import mib, parse_size
 from labsupport.ground.record import AN_ITERATOR, CACHES, EVALUATES, Cause, Interval
 
-# Batches drawn while one tape is open: a step on several parts of a batch draws few. Uses of each weight under one tape: a
-# network for pairs or triplets has two or three, a GAN's discriminator two.
-_MANY_IN_TAPE, _MANY_USES = 4, 8
 # Rows of a batch that stand twice in a shape: fewer may be heads of attention. Of what was in use and asked for: a smaller
 # tensor is not what filled the budget; by trial.
 _ROWS_TWICE, _PAIRS_SHARE = 64, 0.1
@@ -60,10 +65,6 @@ _CACHE_LESS = (
 _WITHOUT_PAIRS = (
     "let no tensor hold a row for each pair: squared distances are |a|² + |b|² − 2 a·b, with one matrix product for all a·b; else "
     "work through the rows in pieces, in a function under tf.recompute_grad where gradients are taken; half a batch has a quarter of it"
-)
-_IN_TAPES_OF_THEIR_OWN = (
-    "open a tape for each pass, take its gradients before the next, and add the gradients up in place of the losses; where a pass "
-    "needs the one before (a recurrent step), let one tape hold fewer of them"
 )
 _IN_CALLS_OF_THEIR_OWN = (
     "call the tf.function once for each pass, each with a tape of its own, and add the gradients up in place of the losses: in one "
@@ -290,9 +291,9 @@ def activations(death):
         where = f"in {death.during.name}, which began with {mib(death.during.level)} in use, the process died"
         if facts.failed and facts.failed.peak > facts.failed.level:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
-        if sentence := _passes_under_tape(facts):
+        if sentence := passes_under_tape(facts):
             in_graph = death.during.name.startswith("tf.function")
-            change = _IN_CALLS_OF_THEIR_OWN if in_graph else _IN_TAPES_OF_THEIR_OWN
+            change = _IN_CALLS_OF_THEIR_OWN if in_graph else IN_TAPES_OF_THEIR_OWN
             evidence = [where, sentence, death.failing]
             yield Suspect("retained tensors", death.working, evidence, line_in(death.during.name), change)
             return
@@ -307,7 +308,7 @@ def activations(death):
         evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
     if death.parts.working and death.parts.wanted:
         evidence.append(f"{mib(death.parts.working)} of it were in use, {mib(death.parts.wanted)} were asked for")
-    change, saves = _ANSWERS.get(death.answering, ""), True
+    change = _ANSWERS.get(death.answering, "")
     if change:
         evidence += [f"it was {death.answering} that ran out, not training"] * (death.answering != _BESIDE)
     else:
@@ -315,23 +316,8 @@ def activations(death):
             change = "halve the batch; for the same updates take the gradients of both halves, and apply their mean"
         if sentences := [*_not_recomputed(facts)]:
             evidence += [*map(itemgetter(0), sentences)]
-            change, saves = "; ".join(map(itemgetter(1), sentences)), False
-    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change, saves)
-
-
-def _passes_under_tape(facts):
-    """A sentence on passes through a model that one tape keeps; "" where there were few."""
-    failing = facts.failing
-    if facts.in_tape >= _MANY_IN_TAPE:
-        return (
-            f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
-        )
-    if failing.uses >= _MANY_USES and failing.loop:
-        return (
-            f"each weight was used some {failing.uses} times while one tape was open, in the loop at {failing.loop}: the tape keeps what "
-            "each time computed until gradients are taken"
-        )
-    return ""
+            change = "; ".join(map(itemgetter(1), sentences))
+    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change)
 
 
 def _pairs(death):
@@ -513,10 +499,9 @@ def optimizer_state(death):
     """Variables beside the weights."""
     parts = death.parts
     if parts.slots + parts.other_variables:
-        sizes = (
-            f"weights {mib(parts.weights)}, optimizer slots {mib(parts.slots)}, "
-            f"other variables (masks, accumulators) {mib(parts.other_variables)}"
-        )
+        sizes = f"weights {mib(parts.weights)}, optimizer slots {mib(parts.slots)}"
+        if parts.other_variables:
+            sizes += f", other variables (masks, accumulators) {mib(parts.other_variables)}"
         told = [
             "memory ran out in the optimizer's update: its intermediates have the size of the weights"
         ] * death.updating

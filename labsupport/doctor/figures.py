@@ -69,8 +69,8 @@ def in_use(result):
 def parts_of_peak(result, earlier_models, kept):
     """The Parts of an examined arm.
 
-    earlier_models, kept: bytes by which variables and retained tensors grew (see rules.py). Objects are counted at a
-    census, not at the moment of the peak, so each part gets at most what those before it leave; what was counted as the
+    earlier_models: whether variables of earlier models stay, of which those count that Python has let go of; kept: bytes by
+    which retained tensors grew (see rules.py). Objects are counted at a census, not at the moment of the peak, so each part gets at most what those before it leave; what was counted as the
     most at any time, the buffers, comes last.
     """
     facts = result.facts
@@ -80,7 +80,7 @@ def parts_of_peak(result, earlier_models, kept):
         "slots": live.slots,
         "other_variables": max(0, live.other_variables - live.replicas),
         "replicas": live.replicas,
-        "earlier_models": earlier_models,
+        "earlier_models": max(map(_let_go, facts.censuses)) if earlier_models else 0,
         "data": _data(facts, live),
         "kept": kept,
         "garbage": facts.censuses[-1].garbage if result.error or facts.uncollected else 0,
@@ -91,6 +91,11 @@ def parts_of_peak(result, earlier_models, kept):
         sizes[name] = min(size, rest)
         rest -= sizes[name]
     return Parts(**sizes, working=rest, wanted=wanted(result) or 0)
+
+
+def _let_go(census):
+    """Bytes of variables that only graphs lead to."""
+    return max(0, census.held - census.weights - census.slots - census.other_variables)
 
 
 def _peak(result):

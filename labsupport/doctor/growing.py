@@ -3,7 +3,17 @@
 from operator import attrgetter
 
 from labsupport.doctor.figures import goes_on
-from labsupport.doctor.suspects import GROWTH_LEAST, GROWTH_SHARE, WORTH_NAMING, Suspect, buffered, line_in
+from labsupport.doctor.suspects import (
+    GROWTH_LEAST,
+    GROWTH_SHARE,
+    IN_TAPES_OF_THEIR_OWN,
+    MANY_USES,
+    WORTH_NAMING,
+    Suspect,
+    buffered,
+    line_in,
+    passes_under_tape,
+)
 from labsupport.ground.budget import MIB, mib
 
 # TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
@@ -40,16 +50,21 @@ _ONE_SIGNATURE = (
     "trace once for all shapes: tf.function(reduce_retracing=True), or an input_signature with None for what changes; where XLA "
     "compiles, pad to few shapes"
 )
+_ONE_MODEL = (
+    "build and compile one model, and give it its first weights again for each fold or trial (set_weights(), and the optimizer's "
+    "variables to zero), or train each in a process that ends: TensorFlow keeps the variables of a traced train function, also "
+    "when its model is let go and behind clear_session()"
+)
 _DATA_SETS = (
-    "keep no data set whose pass is over: each of from_tensor_slices() or from_tensors() has a copy of its arrays; make it once, and "
+    "keep no data set or iterator whose pass is over: each of from_tensor_slices() or from_tensors() has a copy of its arrays; make it once, and "
     "let shuffle() give each epoch another order"
 )
 _IN_PLACE_OF = {
     "tensors": "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
     "(all[start:end] = part), which is no device memory, and keep no list of tensors; where only their sum or mean is, add "
     "each to one sum at once; else keep numbers of them",
-    "arrays": "these are no single numbers: write each into a file as it comes, such as with model.save_weights(), or keep the last "
-    "or the best alone; else keep numbers of them",
+    "arrays": "these are no single numbers: keep the last or the best alone, give a cache a largest size, or write each into a file "
+    "as it comes (np.save(), model.save_weights()); else keep numbers of them",
 }
 
 
@@ -146,6 +161,8 @@ def grown_variables(facts, finished):
         # Nothing was collected for most of these: what is still held at the end, behind a collection, is no garbage.
         still = held(facts.censuses[-1]) - held(_settled(facts))
         grown = max(0, min(_increase(seen, held, little_by_little=True), still))
+    if grown:  # that of the last census in its turn, and it went on
+        grown = max(grown, max(map(held, [*running, facts.censuses[-1]])) - held(_settled(facts)))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
 
@@ -169,7 +186,7 @@ def earlier_models(facts, finished):
     grown, last = grown_variables(facts, finished), _fullest(facts)
     if not grown or _few_at_a_time(last):
         return
-    change = ""
+    change = _ONE_MODEL if any(function.tapes and function.instances > 1 for function in facts.functions) else ""
     evidence = [
         f"the memory of variables rose by {mib(grown)} while steps ran, to {mib(last.held)}; "
         f"the largest model alive had {mib(max(map(_largest_model, facts.censuses)))} of weights"
@@ -180,24 +197,22 @@ def earlier_models(facts, finished):
         number = f"{holder.number} models, " * bool(holder.number)
         at = f" ({holder.place})" * bool(holder.place)
         evidence.append(f"{holder.name} holds {number}{mib(holder.size)} with all their variables{at}")
-        change = f"let {holder.name} keep numbers of each model (of what fit() returns, history.history), and at most the best model"
+        numbers = f"let {holder.name} keep numbers of each model (of what fit() returns, history.history), and at most the best model"
+        change = f"{numbers}; {change}" if change else numbers
     elif last.held > _LET_GO * seen:
         evidence.append(
             f"{mib(last.held - seen)} belong to variables that Python has let go of; "
             "a graph (of a compiled train or predict function) keeps them"
         )
+        change = _ONE_MODEL
         if cleared := facts.made.get("clear_session"):
             evidence.append(
                 f"clear_session() was called ({cleared}): it clears Keras' own state, and neither that nor gc.collect() reaches "
                 "the table in which TensorFlow keeps the gradient functions of a traced train function, with its variables"
             )
-            change = (
-                "build and compile one model, and give it its first weights again for each fold or trial (set_weights(), and the "
-                "optimizer's variables to zero); else train each model in a process that ends"
-            )
     elif len(last.models) > 2:
         evidence.append(f"{len(last.models)} models are alive")
-        if facts.made.get("clear_session"):
+        if facts.made.get("clear_session") and not change:
             change = (
                 "let go of each model: clear_session() was called, and something still leads to them, such as a list of the script's, "
                 "or what fit() returns, which holds its model (keep history.history)"
@@ -342,6 +357,15 @@ def retained(facts, finished):
         yield Suspect("retained tensors", grown, evidence, place, change)
 
 
+def in_one_tape(facts, finished):
+    """A tape that stays open while many batches are drawn: also where the budget was large enough for all of them."""
+    tapes = [step for step in facts.steps if step.name.startswith("GradientTape")]
+    most = max(tapes, key=attrgetter("rise"), default=None)
+    if finished and most and facts.in_tape >= MANY_USES and most.rise > GROWTH_LEAST:
+        sentences = [passes_under_tape(facts), f"meanwhile memory rose by {mib(most.rise)}"]
+        yield Suspect("retained tensors", most.rise, sentences, line_in(most.name), IN_TAPES_OF_THEIR_OWN)
+
+
 def waiting(facts, finished):
     """Garbage in cycles, where the script has switched the collector off: no step is the last straw, it grows until the end."""
     grown, steps, _ = kept(facts, "tensors", finished)
@@ -376,7 +400,7 @@ def kept_iterators(facts, finished):
     grown = _increase(running, attrgetter("buffers"))
     if _increase(running, attrgetter("iterators")) >= 2 and grown > GROWTH_LEAST:
         sentence = (
-            f"{running[-1].iterators} iterators over data sets are alive, and what their pipelines buffer "
+            f"{max(census.iterators for census in facts.censuses)} iterators over data sets are alive, and what their pipelines buffer "
             f"grew by {mib(grown)}; an iterator keeps its buffers until it is let go"
         )
         yield Suspect("buffer", grown, [sentence, *buffered(facts)], facts.passed_at)
@@ -446,6 +470,7 @@ GROWTH = (
     growing_graph,
     earlier_models,
     retained,
+    in_one_tape,
     waiting,
     endless_cache,
     kept_iterators,

@@ -6,7 +6,7 @@ import re
 import sys
 import types
 from collections import Counter, deque
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -119,7 +119,7 @@ def by_name(names):
     data sets were made of. What two names hold counts for the first.
     """
     walk = _Walk()
-    return {name: walk.weigh(value, Counter(), _DEPTH) for name, value in names.items()}
+    return {name: walk.weigh(value) for name, value in names.items()}
 
 
 def more(before, after):
@@ -133,56 +133,68 @@ def more(before, after):
 
 
 class _Walk:
-    """One walk from names to what they hold, which looks at each object once."""
+    """One walk from names to what they hold, which looks at each object once, the nearest first."""
 
     def __init__(self):
         self._seen, self._kinds = set(), Kinds()
 
-    def weigh(self, value, count, depth):
-        """Add to count what a value weighs, with what it holds down to a depth; gives count."""
-        if id(value) not in self._seen and len(self._seen) <= _MOST_ITEMS:
-            bounded = isinstance(value, deque) and value.maxlen is not None
-            model, data_set = (self._kinds[type(value)] == kind for kind in ("models", "datasets"))
-            within = Counter() if bounded or model or data_set else count
-            for item in ask(lambda value: self._add(value, within), value, ()):
-                if depth:
-                    self.weigh(item, within, depth - 1)
-            if model:
-                within["number of models"] = 1
-            if within is not count:
-                count.update(within)
-            if bounded:
-                count["bounded tensors"] += within["tensors"]
-                count["bounded arrays"] += within["arrays"]
-            if data_set:
-                count["data sets' tensors"] += within["tensors"] - within["data sets' tensors"]
+    def weigh(self, value):
+        """A Counter of what a value weighs, with what it holds down to a depth."""
+        count, waiting = Counter(), deque([(value, 0, ())])
+        while waiting and len(self._seen) <= _MOST_ITEMS:
+            value, depth, inside = waiting.popleft()
+            if id(value) in self._seen:
+                continue
+            items = ask(partial(self._add, count, inside), value, ())
+            if depth < _DEPTH and items:
+                inside = self._inside(value, count, inside)
+                waiting.extend((item, depth + 1, inside) for item in items)
         return count
 
-    def _add(self, value, count):
-        """Add one object's own bytes to count; gives what it holds."""
+    def _inside(self, value, count, inside):
+        """What those things lie in that a value holds: its own part of `inside` added."""
+        kind = self._kinds[type(value)]
+        if kind == "models" and "models'" not in inside:
+            count["number of models"] += 1
+            return (*inside, "models'")
+        if kind == "datasets" and "data sets'" not in inside:
+            return (*inside, "data sets'")
+        if isinstance(value, deque) and value.maxlen is not None and "bounded" not in inside:
+            return (*inside, "bounded")
+        return inside
+
+    def _add(self, count, inside, value):
+        """Add one object's own bytes to count, also by what it lies in; gives what it holds."""
         if isinstance(value, _NOTHING_IN_IT):
             return ()
         self._seen.add(id(value))
         kind = "" if isinstance(value, (list, dict, tuple)) else self._kinds[type(value)]
         if kind == "tensors":
-            count[kind] += tensor_bytes(value)
-            count["number of tensors"] += 1
+            _put(tensor_bytes(value), kind, count, inside)
         elif kind == "variables":
             count[kind] += variable_bytes(value)
         elif kind == "datasets":
             return [*getattr(value, "_tensors", ()), *value._inputs()]
+        elif kind == "iterators":
+            return [value._dataset]
         elif isinstance(value, np.ndarray):
             base = base_of(value)
             if base is value or id(base) not in self._seen:
                 self._seen.add(id(base))
-                count["arrays"] += array_bytes(base)
-                count["number of arrays"] += 1
+                _put(array_bytes(base), "arrays", count, inside)
         else:
             items = _items(value)
             if isinstance(value, (list, dict, set)) or type(value).__name__ == "deque":
                 count["items"] += sum(not isinstance(item, _PLAIN) for item in items)
             return items
         return ()
+
+
+def _put(size, kind, count, inside):
+    count[kind] += size
+    count[f"number of {kind}"] += 1
+    for way in inside:
+        count[f"{way} {kind}"] += size
 
 
 def _items(value):

@@ -109,7 +109,9 @@ class _Ending:
         pass
 
     def __exit__(self, kind, error, trace):
-        if kind is not None and not issubclass(kind, StopIteration):
+        if kind is not None and issubclass(kind, StopIteration):
+            self._probe.ended_pass()
+        elif kind is not None:
             self._probe.note_failure()
         self._probe.end()
 
@@ -224,6 +226,10 @@ class Probe:
             self._intervals.begin("input", "a batch")
             self._send_sometimes()
         self._total_at_batch = self._intervals.total
+
+    def ended_pass(self):
+        """The first batch of the next pass is no sign of a loop in which nothing else runs."""
+        self._total_at_batch = None
 
     @quietly
     def end(self):
@@ -373,7 +379,7 @@ class Probe:
         flat = self._tf.nest.flatten((args, kwargs))
         if any(hasattr(one, "element_spec") for one in flat):
             return  # an iterator: of what shapes it gives nothing is known here
-        shapes = tuple(one._shape_tuple() for one in flat if hasattr(one, "_shape_tuple"))
+        shapes = tuple(tuple(one.shape) for one in flat if isinstance(one, (self._tf.Tensor, np.ndarray)))
         known = self._shapes.setdefault(function, set())
         if shapes not in known:
             known.add(shapes)

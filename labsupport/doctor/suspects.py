@@ -38,11 +38,11 @@ LABS = {  # kind: the lab that explains it first, then others that help
 }
 CHANGES = {  # kind: what to change
     "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
-    "batch-bound activations": "halve the batch, with gradient_accumulation_steps=2 if the updates shall stay as they are",
+    "batch-bound activations": "halve the batch until it fits, with gradient_accumulation_steps=2, 4, … if the updates shall stay as they are",
     "buffer": "give shuffle(), prefetch() and the queue of workers (max_queue_size) a part of their sizes, such as an eighth, and shuffle before what makes elements large: map(), batch()",
     "retained tensors": "keep numbers, such as float(loss), in place of tensors and arrays",
     "retracing": "pass tensors in place of Python values, and apply tf.function once",
-    "models kept alive": "let go of each model, and call keras.utils.clear_session() before the next one",
+    "models kept alive": "let go of each model before the next one is made",
     "optimizer state": "take an optimizer with fewer slots (Adafactor, SGD), or train fewer of the weights",
     "replicas": "each device holds all variables: take fewer devices, or a smaller model",
     "fragmentation": "pad to few sizes, so that freed pieces fit again",
@@ -59,10 +59,10 @@ CHANGES = {  # kind: what to change
     "copies in child processes": "take fewer workers, or threads, and keep in a worker only what it needs",
     "copy on the host while saving": "set large arrays as weights in place of an initializer's constant",
 }
-# kind: how much of what a suspect accounts for the change saves. Half a batch halves it; an eighth of a buffer leaves an
-# eighth; of the rest all of it goes, but what a batch or a step needs for itself. Other kinds: not known before it is tried.
+# kind: how much of what a suspect accounts for the change saves. An eighth of a buffer leaves an eighth; of the rest all of
+# it goes, but what a batch or a step needs for itself. Other kinds: not known before it is tried, as of a step that died
+# before all that it needs was in use.
 SAVES = {
-    "batch-bound activations": 1 / 2,
     "buffer": 7 / 8,
     "input copy": 1,
     "retained tensors": 1,
@@ -73,6 +73,13 @@ SAVES = {
     "data converted whole": 1,
     "cache behind repeat()": 1,
 }
+# Batches drawn while one tape is open: a step on several parts of a batch draws few. Uses of each weight under one tape: a
+# network for pairs or triplets has two or three, a GAN's discriminator two.
+_MANY_IN_TAPE, MANY_USES = 4, 8
+IN_TAPES_OF_THEIR_OWN = (
+    "open a tape for each pass, take its gradients before the next, and add the gradients up in place of the losses; where a pass "
+    "needs the one before (a recurrent step), let one tape hold fewer of them"
+)
 # Of the growth: a name that holds less is not where it goes.
 WORTH_NAMING = 1 / 4
 # Bytes, and a share of the level: smaller growth over a whole run is left to noise, Python objects and a history of
@@ -85,7 +92,7 @@ class Suspect:
     """kind: a key of LABS. evidence: sentences. place: "train.py:41", where one line of the script is known.
 
     size: bytes it accounts for, None where it lies outside TensorFlow's allocator. to_change: what, where it is not that of
-    its kind in CHANGES. saves: whether that saves what its kind does in SAVES.
+    its kind in CHANGES.
     """
 
     kind: str
@@ -93,7 +100,6 @@ class Suspect:
     evidence: list
     place: str = ""
     to_change: str = ""
-    saves: bool = True
 
     @property
     def labs(self):
@@ -102,7 +108,7 @@ class Suspect:
     @property
     def change(self):
         """What to change, as the end of a sentence, and where it can be told, what that saves."""
-        share = SAVES.get(self.kind) if self.size and self.saves else None
+        share = SAVES.get(self.kind) if self.size else None
         expected = f" (to expect, from this run's figures: about {mib(share * self.size)} less)" if share else ""
         return f"{self.to_change or CHANGES[self.kind]}{expected}"
 
@@ -130,3 +136,18 @@ def line_in(words):
 def buffered(facts):
     """The two stages of pipelines that were seen to buffer most."""
     return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2] if buffer.size >= GROWTH_LEAST]
+
+
+def passes_under_tape(facts):
+    """A sentence on passes through a model that one tape keeps; "" where there were few."""
+    failing = facts.failing
+    if facts.in_tape >= _MANY_IN_TAPE:
+        return (
+            f"up to {facts.in_tape} batches were drawn while one tape was open, which keeps what each of them computed"
+        )
+    if failing.uses >= MANY_USES and failing.loop:
+        return (
+            f"each weight was used some {failing.uses} times while one tape was open, in the loop at {failing.loop}: the tape keeps what "
+            "each time computed until gradients are taken"
+        )
+    return ""

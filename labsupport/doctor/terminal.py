@@ -126,7 +126,7 @@ def report(diagnosis, console, changed=(), tried=()):
     )
     _print_holders(diagnosis, console)
     for sentence in diagnosis.growth:
-        console.print(Text(f"growth: {plain(sentence)}"))
+        console.print(Text(f"over time: {plain(sentence)}"))
     for sentence in changed:
         console.print(Text(f"against the earlier run: {plain(sentence)}"))
     for sentence in tried:

@@ -7,7 +7,7 @@ Fix: give what a step needs as an argument.
 
 # kind: constants in graphs
 # budget: 20 MiB
-# line: @tf.function
+# line: some = tf.gather(rows, numbers)
 import sys
 
 import numpy as np
