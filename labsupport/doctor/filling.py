@@ -8,7 +8,7 @@ import types
 from functools import cache
 
 from labsupport.doctor.alive import MEMORY, ask
-from labsupport.doctor.names import CACHED, by_name, is_callback
+from labsupport.doctor.names import CACHED, by_name, of_own_class
 from labsupport.ground.record import sendable
 from labsupport.ground.result import CELLS, is_own, line_of, short
 
@@ -64,8 +64,7 @@ def _parts(value):
         value = value.__self__
     if isinstance(value, types.FunctionType):
         return {name: cell.cell_contents for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ())}
-    own = is_own(_file_of(sys.modules[type(value).__module__])) or is_callback(value)
-    return dict(vars(value)) if own else {}
+    return dict(vars(value)) if of_own_class(value) else {}
 
 
 def _told(file, line):
@@ -80,13 +79,16 @@ def _own_files():
 @cache
 def _files_of_modules(number):
     """Files of the script's own modules; number: of the modules that are loaded. A module may be a lazy one: it is not asked."""
-    files = {_file_of(module) for module in list(sys.modules.values())}
+    files = {_SCRIPT, *map(_file_of, list(sys.modules.values()))}
     return [file for file in files if file.endswith(".py") and is_own(file)]
 
 
 def _file_of(module):
     file = ask(vars, module, {}).get("__file__")
     return os.path.abspath(file) if isinstance(file, str) else ""
+
+
+_SCRIPT = _file_of(sys.modules["__main__"])  # which is no longer told there when the script has run
 
 
 def _size(file):

@@ -64,20 +64,21 @@ def _handed_over(frame):
     while frame.f_back is not None:
         if own(frame.f_back.f_code) and not own(frame.f_code):
             for one in _flat(list(frame.f_locals.values())):
-                if ask(_of_own_class, one, False):
+                if ask(of_own_class, one, False):
                     found[f"an object of {type(one).__name__}"] = one
         frame = frame.f_back
     return found
 
 
-def _of_own_class(thing):
+def of_own_class(thing):
     """Also a callback of Keras' own: a LambdaCallback runs functions of the person's, with what they took from around them."""
-    module = type(thing).__module__
-    return is_callback(thing) or module == "__main__" or _own_module(sys.modules.get(module))
+    callback = "Callback" in (base.__name__ for base in type(thing).__mro__)
+    return callback or _own_class(type(thing))
 
 
-def is_callback(thing):
-    return "Callback" in (base.__name__ for base in type(thing).__mro__)
+def _own_class(cls):
+    """Python takes the file's name from __main__ as soon as a script has run, and what it left is looked at after that."""
+    return cls.__module__ == "__main__" or _own_module(sys.modules.get(cls.__module__))
 
 
 def _flat(value, depth=3):
@@ -212,7 +213,7 @@ def _items(value):
     if type(value).__name__ == "_lru_list_element":  # what a cache with a maxsize has for each call
         return gc.get_referents(value)
     if isinstance(value, type):
-        return list(vars(value).values()) if _own_module(sys.modules.get(value.__module__)) else []
+        return list(vars(value).values()) if _own_class(value) else []
     if str(type(value).__module__).split(".")[0] == "tensorflow":
         return []
     return list(getattr(value, "__dict__", {}).values())
