@@ -5,6 +5,7 @@ was taken (Intervals), and now and then everything that is alive is counted (Cen
 themselves; levels and peaks are the allocator's counters. What goes wrong in here never reaches the script.
 """
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -458,12 +459,11 @@ class Probe:
         return original(tape, *exception)
 
     def _iterator_made(self, original, iterator, dataset=None, *args, **kwargs):
-        if dataset is None or not self._here():
-            original(iterator, dataset, *args, **kwargs)
-        else:
+        here = dataset is not None and self._here()
+        if here:
             self._begin_pass()
-            with self._interval:
-                original(iterator, dataset, *args, **kwargs)
+        with self._interval if here and not self._tape_open else contextlib.nullcontext():
+            original(iterator, dataset, *args, **kwargs)
         if dataset is not None:
             quietly(self._censuses.note_iterator)(iterator, dataset)
 
@@ -475,7 +475,8 @@ class Probe:
         self._total_at_pass = self._intervals.total
         self._passes.append(level)
         self._passed_at = _where()
-        self._intervals.begin("input", AN_ITERATOR)
+        if not self._tape_open:  # what runs is the tape's step
+            self._intervals.begin("input", AN_ITERATOR)
         if self._has_grown(level or 0) and self._affordable(level):
             self._counted = level
             self.take_census(extra=True)  # an iterator copies the tensors of its data set, and may crash there
