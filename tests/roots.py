@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
@@ -93,6 +94,16 @@ class Shared(nursery.Nursery):
 def share_nurseries():
     """From now on this process's nurseries come from the roots."""
     nursery.Nursery = Shared
+
+
+@contextlib.contextmanager
+def shared_nurseries():
+    """Meanwhile this process's nurseries come from the roots: one of its own would be loaded for each environment that its tests make."""
+    with mock.patch.multiple(nursery, Nursery=Shared, _nurseries={}):
+        yield
+        for one in nursery._nurseries.values():
+            one.leave()
+            one.process.wait()  # or it would be a child that nobody knows any more
 
 
 def share_kernels():
