@@ -70,6 +70,7 @@ def pytest_configure(config):
         startup.mkdir(parents=True)
         (startup / "00-reuse.py").write_text(reuse.STARTUP)
         (folder / "arms").mkdir()
+        (folder / "traces").mkdir()
         os.environ |= {"IPYTHONDIR": str(folder / "ipython"), reuse.FOLDER: str(folder / "arms")}
         config.roots = roots.plant(folder)
     roots.share_kernels()

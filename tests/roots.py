@@ -180,7 +180,7 @@ def _load_for_kernels():
     import matplotlib.pyplot  # noqa: F401
     import pandas  # noqa: F401
 
-    import labsupport  # noqa: F401
+    import labsupport.fits.prediction  # noqa: F401
 
     return nursery.load()
 
