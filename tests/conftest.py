@@ -1,5 +1,6 @@
 """How the tests run side by side, and what nbval needs on top to run the labs."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -69,6 +70,7 @@ def pytest_configure(config):
         startup.mkdir(parents=True)
         (startup / "00-reuse.py").write_text(reuse.STARTUP)
         (folder / "arms").mkdir()
+        (folder / "traces").mkdir()
         os.environ |= {"IPYTHONDIR": str(folder / "ipython"), reuse.FOLDER: str(folder / "arms")}
         config.roots = roots.plant(folder)
     roots.share_kernels()
@@ -80,6 +82,13 @@ def pytest_configure(config):
 def environment_as_before():
     """What a test sets, as by lab.load_tensorflow(), its worker's later kernels would inherit, and so have no root in common."""
     with mock.patch.dict(os.environ):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nurseries_from_the_roots(request):
+    """But not where a test asks what its arms leave behind: what a root has forked is no child of this process."""
+    with contextlib.nullcontext() if hasattr(request.module, "left_behind") else roots.shared_nurseries():
         yield
 
 

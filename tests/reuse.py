@@ -1,4 +1,4 @@
-"""Equal arms run once in a test run: a lab and its solution share most of theirs.
+"""Equal arms run once in a test run, and equal steps are traced once for predictions: a lab and its solution share most of theirs.
 
 tests/conftest.py gives each kernel a start-up file that calls install(). An arm is equal to an earlier one if its code,
 with all that it refers to, its arguments, budgets and environment variables are; what cannot be compared runs again.
@@ -32,9 +32,11 @@ def install():
     """From now on run() in this process takes the result of an equal arm, if there is one."""
     if not os.environ.get(FOLDER):  # a kernel that a test in the browser started
         return
+    from labsupport.fits import prediction
     from labsupport.showing import running
 
     running.watched = functools.partial(_watched, running.watched)
+    prediction.traced = functools.partial(_traced, prediction.traced)
 
 
 def _watched(original, job, make_watcher):
@@ -58,10 +60,29 @@ def _watched(original, job, make_watcher):
     result = original(job, make_watcher)
     if not result.ok and result.error.cause not in (Cause.OOM, Cause.MEMORY, Cause.ERROR, Cause.CRASH_OUT):
         return result  # a time-out or another crash need not come again
-    new = kept.with_name(f"{name}-{os.getpid()}")
+    _keep(result, kept)
+    return result
+
+
+def _traced(original, make, eager):
+    """traced(), in fits/traced.py; make is a partial of a Wanted."""
+    (wanted,) = make.args
+    try:
+        name = fingerprint([*vars(wanted).values(), eager])
+    except Unlike:
+        return original(make, eager)
+    kept = Path(os.environ[FOLDER]).with_name("traces") / name
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())
+    traced = original(make, eager)
+    _keep(traced, kept)
+    return traced
+
+
+def _keep(result, kept):
+    new = kept.with_name(f"{kept.name}-{os.getpid()}")
     new.write_bytes(pickle.dumps(result))
     new.rename(kept)  # at once: another kernel may be reading
-    return result
 
 
 def count():

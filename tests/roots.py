@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
@@ -95,6 +96,16 @@ def share_nurseries():
     nursery.Nursery = Shared
 
 
+@contextlib.contextmanager
+def shared_nurseries():
+    """Meanwhile this process's nurseries come from the roots: one of its own would be loaded for each environment that its tests make."""
+    with mock.patch.multiple(nursery, Nursery=Shared, _nurseries={}):
+        yield
+        for one in nursery._nurseries.values():
+            one.leave()
+            one.process.wait()  # or it would be a child that nobody knows any more
+
+
 def share_kernels():
     """From now on Jupyter kernels that this process starts come from the roots, each with ports of this test worker."""
     from jupyter_client import connect
@@ -169,7 +180,7 @@ def _load_for_kernels():
     import matplotlib.pyplot  # noqa: F401
     import pandas  # noqa: F401
 
-    import labsupport  # noqa: F401
+    import labsupport.fits.prediction  # noqa: F401
 
     return nursery.load()
 

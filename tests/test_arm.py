@@ -3,6 +3,7 @@
 Functions that run in an arm are defined inside the tests: so they travel by value, as a notebook's do.
 """
 
+import ctypes
 import errno
 import os
 import signal
@@ -318,7 +319,7 @@ def test_a_crash_right_after_the_allocator_ran_out_is_a_death_of_memory():
 
 def test_an_arm_that_hangs():
     def hanging():
-        sum(range(10**12))  # holds the GIL, so that no thread of the arm could end it
+        ctypes.PyDLL(None).sleep(1000)  # with the GIL held, so that no thread of the arm could end it
 
     began = time.monotonic()
     result = run(hanging, timeout=30)
@@ -373,12 +374,12 @@ def test_interrupting_ends_the_arm(tmp_path):
 def test_when_the_kernel_is_killed_the_arm_dies_too_and_its_folder_is_swept_later(tmp_path):
     script = tmp_path / "kernel.py"
     script.write_text(
-        "import os, subprocess, sys\nfrom labsupport import run\n"
+        "import ctypes, os, subprocess, sys\nfrom labsupport import run\n"
         "def endless(out):\n"
         "    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
         "    open(out + '.new', 'w').write(f'{os.getpid()} {child.pid}')\n"
         "    os.rename(out + '.new', out)\n"
-        "    sum(range(10**12))\n"  # holds the GIL
+        "    ctypes.PyDLL(None).sleep(1000)\n"  # with the GIL held
         "run(endless, sys.argv[1])\n"
     )
     kernel = subprocess.Popen([sys.executable, script, tmp_path / "pids"])

@@ -1,5 +1,6 @@
 """Arms that misbehave: what they do to their pipe, their streams, their folder and their parent never reaches the notebook."""
 
+import ctypes
 import json
 import os
 import resource
@@ -106,7 +107,7 @@ def test_what_an_arm_writes_into_our_pipe_neither_hangs_nor_raises(written, caus
                     os.write(number, written)
             except OSError:
                 pass
-        sum(range(10**12))  # holds the GIL
+        ctypes.PyDLL(None).sleep(1000)  # with the GIL held
 
     result = run(writing, timeout=25)
     assert result.error.cause is cause

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -149,7 +149,7 @@ class Source:
     def _trace(self, batch):
         if batch not in self._traces:
             self._progress(f"building and tracing a batch of {batch}, without memory for it")
-            self._traces[batch] = traced(lambda: made(self._wanted.with_batch(batch)), self._wanted.eager)
+            self._traces[batch] = traced(partial(made, self._wanted.with_batch(batch)), self._wanted.eager)
         return self._traces[batch]
 
     def _graph(self, batch):

@@ -11,7 +11,7 @@ import sys
 
 import tensorflow as tf
 
-weights = [tf.Variable(tf.random.normal([64, 64])) for _ in range(12)]
+weights = [tf.Variable(tf.random.normal([64, 64])) for _ in range(6)]
 
 
 @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None, 64])])
