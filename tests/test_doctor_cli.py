@@ -27,7 +27,7 @@ def doctor(folder, script, *words, wait=True, name="train.py"):
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     if wait:
-        process.out, process.err = process.communicate(timeout=120)
+        process.out, process.err = process.communicate(timeout=600)  # a hang, also on a busy machine
     return process
 
 
