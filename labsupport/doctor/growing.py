@@ -56,8 +56,8 @@ _ONE_MODEL = (
     "when its model is let go and behind clear_session()"
 )
 _DATA_SETS = (
-    "keep no data set or iterator whose pass is over: each of from_tensor_slices() or from_tensors() has a copy of its arrays; make it once, and "
-    "let shuffle() give each epoch another order"
+    "keep no data set or iterator whose pass is over: each of from_tensor_slices() or from_tensors() has a copy of its arrays; make "
+    "it once, and let shuffle() give each epoch another order"
 )
 _IN_PLACE_OF = {
     "tensors": "these are no single numbers: where they are wanted, copy each into an array of NumPy's that is made beforehand "
