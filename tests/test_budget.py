@@ -93,7 +93,7 @@ def test_an_arm_lives_within_the_limit_of_its_process():
 
 def test_unavailable_is_not_zero():
     assert mib(None) == "unavailable"
-    assert mib(0) == "0.0 MiB"
+    assert [*map(mib, (0, 8, 12 * 2**10, MIB))] == ["0.0 MiB", "8 B", "12.0 KiB", "1.0 MiB"]
 
 
 def test_too_little_room_beside_the_tensors_is_refused():

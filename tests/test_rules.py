@@ -300,6 +300,15 @@ def test_large_arrays_in_each_new_graph_are_constants(number, named):
     assert kinds(finished(facts)) == named
 
 
+def test_variables_of_eight_bytes_a_number_are_told():
+    facts = one(weights=60, slots=120, float64=180)
+    (suspect,) = diagnose(died(facts, peak=190 * MIB, wanted=MIB)).suspects
+    assert (
+        "180.0 MiB of the variables are float64" in str(suspect.evidence)
+        and "let the model be float32" in suspect.change
+    )
+
+
 @pytest.mark.parametrize(("number", "first"), [(8, "models kept alive"), (2, "optimizer state")])
 def test_of_many_models_the_slots_are_their_fault(number, first):
     facts = one(weights=60, slots=120)

@@ -108,17 +108,16 @@ class Censuses:
         if found is None:
             found = self._found() if collects and not (between or extra) else self._finder.by_kind()
             self._remember(found)
-        inner = {key for model in found["models"] for key in ask(_inside, model, ())}
-        outer = [model for model in found["models"] if id(model) not in inner]
-        self._meet(outer)
+        models = _with_variables_of_their_own(found["models"])
+        self._meet([model for model, _ in models])
         weights = {key for model in found["models"] for key in ask(_trainable, model, ())}
-        models = [Model(sendable(type(model).__name__), ask(_model_bytes, model, 0)) for model in outer]
-        models = [model for model in models if model.size]
+        models = [Model(sendable(type(model).__name__), size) for model, size in models]
         slots = {key for optimizer in found["optimizers"] for key in ask(_slots, optimizer, ())}
-        sizes, largest = Counter(), 0
+        sizes, largest, float64 = Counter(), 0, 0
         for variable in {ask(_handle, variable, id(variable)): variable for variable in found["variables"]}.values():
             sizes[_group(variable, slots, weights, not models)] += variable_bytes(variable)
             largest = max(largest, variable_bytes(variable))
+            float64 += variable_bytes(variable) * (ask(lambda variable: variable.dtype.name, variable) == "float64")
         tensors, arrays, of_models, containers = _holders([*frames, *own_frames(sys._getframe())])
         self.taken.append(
             Census(
@@ -143,6 +142,7 @@ class Censuses:
                 containers=containers,
                 process=self._gauge.process_now(),
                 largest=largest,
+                float64=float64,
                 extra=extra,
                 peak=self._gauge.tensors_peak(),
             )
@@ -268,18 +268,23 @@ def _handle(variable):
     return id(variable.handle)
 
 
-def _inside(model):
-    """Ids of the layers and models that a model is made of."""
-    parts = [*ask(lambda model: list(model._flatten_layers()), model, ()), getattr(model, "_functional", None)]
-    return [id(part) for part in parts if part is not model]
+def _with_variables_of_their_own(models):
+    """[(model, bytes of variables that none before it has)], the largest first, of those that have such: neither parts of others, nor what each add() to a Sequential leaves behind."""
+    sizes = [(model, ask(_sizes, model, {})) for model in models]
+    found, seen = [], set()
+    for model, own in sorted(sizes, key=lambda one: -sum(one[1].values())):
+        if size := sum(own[key] for key in own.keys() - seen):
+            found.append((model, size))
+            seen |= own.keys()
+    return found
 
 
 def _trainable(model):
     return [id(_plain(variable)) for variable in model.trainable_variables]
 
 
-def _model_bytes(model):
-    return sum(variable_bytes(_plain(variable)) for variable in model.variables)
+def _sizes(model):
+    return {id(_plain(variable)): variable_bytes(_plain(variable)) for variable in model.variables}
 
 
 def _slots(optimizer):

@@ -8,6 +8,7 @@ from operator import itemgetter
 
 from labsupport.doctor.figures import Parts, in_use, wanted
 from labsupport.doctor.suspects import (
+    GROWTH_LEAST,
     IN_TAPES_OF_THEIR_OWN,
     WORTH_NAMING,
     Suspect,
@@ -17,7 +18,7 @@ from labsupport.doctor.suspects import (
     place_of,
 )
 from labsupport.ground.budget import mib, parse_size
-from labsupport.ground.record import AN_ITERATOR, CACHES, EVALUATES, Cause, Interval
+from labsupport.ground.record import AN_ITERATOR, ANSWER, CACHES, EVALUATES, Cause, Interval
 
 # Rows of a batch that stand twice in a shape: fewer may be heads of attention. Of what was in use and asked for: a smaller
 # tensor is not what filled the budget; by trial.
@@ -70,6 +71,7 @@ _IN_CALLS_OF_THEIR_OWN = (
     "call the tf.function once for each pass, each with a tape of its own, and add the gradients up in place of the losses: in one "
     "graph a loop of Python's is unrolled, and its passes may run side by side, also where each has a tape of its own"
 )
+_FLOAT32 = 'let the model be float32, which is half of it: no keras.config.set_floatx("float64"), and data in float32'
 # Keras' optimizers, as the names of their operations tell them: by then activations have been let go, what is in use has
 # the size of the weights.
 _UPDATES = re.compile(
@@ -104,6 +106,8 @@ class Death:
     def of(cls, result, parts):
         facts, size = result.facts, wanted(result)
         last, during = facts.censuses[-1], facts.failed or facts.open
+        if during and during.name.startswith(ANSWER):
+            during = None
         outside = result.error.cause not in (Cause.OOM, Cause.CRASH_OUT)
         copied = min(facts.converted.now, parts.wanted)  # what was asked for was the copy of an array
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
@@ -397,8 +401,9 @@ def weights(death):
     """Variables that train, as far as they have been made."""
     size = max(0, death.parts.weights - sum(_others(death))) + death.working * death.building
     if size:
-        evidence = [f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}", death.failing]
-        told, change = _while_made(death) if death.building else ([], "")
+        sizes = f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}"
+        evidence = [sizes, *_in_float64(death), death.failing]
+        told, change = _while_made(death) if death.building else ([], _FLOAT32 * len(_in_float64(death)))
         yield Suspect("weights", size, evidence + told, place_of(death.result) if death.building else "", change)
 
 
@@ -408,8 +413,9 @@ def _while_made(death):
     made = parts.weights + parts.slots + parts.other_variables
     if made + parts.wanted > budget:
         return ["memory ran out while variables were made: the model and its optimizer are larger than the budget"], ""
+    beside = f", beside {mib(made)} of them" * bool(made)
     sentence = (
-        f"memory ran out while variables were made, beside {mib(made)} of them: the first value of each is worked out by several "
+        f"memory ran out while variables were made{beside}: the first value of each is worked out by several "
         "operations (a random number, its scale, its mean), and up to three results of its whole size exist at once"
     )
     return (
@@ -500,7 +506,7 @@ def optimizer_state(death):
     parts = death.parts
     if parts.slots + parts.other_variables:
         sizes = f"weights {mib(parts.weights)}, optimizer slots {mib(parts.slots)}"
-        if parts.other_variables:
+        if parts.other_variables > GROWTH_LEAST:
             sizes += f", other variables (masks, accumulators) {mib(parts.other_variables)}"
         told = [
             "memory ran out in the optimizer's update: its intermediates have the size of the weights"
@@ -510,7 +516,15 @@ def optimizer_state(death):
         size = int(parts.slots * _of_one_model(death)) + parts.other_variables + update
         light = parts.slots < _LIGHT * parts.weights
         change = "train fewer of the weights: this optimizer keeps next to nothing already" * light
-        yield Suspect("optimizer state", size, [sizes, *told, death.failing], to_change=change)
+        evidence = [sizes, *told, *_in_float64(death), death.failing]
+        yield Suspect("optimizer state", size, evidence, to_change=_FLOAT32 if _in_float64(death) else change)
+
+
+def _in_float64(death):
+    """[a sentence] where most of the memory of variables has eight bytes a number."""
+    last = death.result.facts.censuses[-1]
+    share = last.float64 / max(1, last.weights + last.slots + last.other_variables)
+    return [f"{mib(last.float64)} of the variables are float64, twice as large as in float32"] * (share > 1 / 2)
 
 
 def _of_one_model(death):

@@ -29,7 +29,7 @@ from labsupport.doctor.wrapping import OURS, quietly, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.oom import wanted_shape
-from labsupport.ground.record import AN_ITERATOR, EVALUATES, Converted, Facts, Failing, Function, sendable
+from labsupport.ground.record import AN_ITERATOR, ANSWER, EVALUATES, Converted, Facts, Failing, Function, sendable
 from labsupport.ground.result import is_own, line_of, short
 from labsupport.peak.parts import largest
 
@@ -198,7 +198,7 @@ class Probe:
         total = self._intervals.total
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
-        turn = first or total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        turn = total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
         level = self._intervals.open.level or 0
         if first or turn and total <= _FIRST_STEPS or (turn or self._has_grown(level)) and self._affordable(level):
             self._counted = max(level, self._counted)
@@ -356,7 +356,7 @@ class Probe:
     def _begin_answer(self):
         """A model is called without a graph or a tape. Where no step ran since the last such call, the calls are what repeats."""
         if self._intervals.total == self._total_at_answer:
-            self._begin_step(f"call of a model ({_where() or 'a library'})", "input")
+            self._begin_step(f"{ANSWER} ({_where() or 'a library'})", "input")
             self._intervals.end()
         self._total_at_answer = self._intervals.total
 

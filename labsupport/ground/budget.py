@@ -13,7 +13,6 @@ MIB = 2**20
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": MIB, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SMALLEST = 16 * MIB
 SMALLEST_OUTSIDE = 64 * MIB
-_LITTLE = MIB / 20  # in MiB it would read 0.0
 # What the process of an arm takes before its first tensor: Python, TensorFlow and its threads (375 MiB measured, on 2 cores).
 ITSELF = 512 * MIB
 # The folder of the machine's line (line.py), in the environment of a kernel. An arm is past it: one that starts another would
@@ -49,10 +48,13 @@ def parse_size(size):
 
 
 def mib(size):
-    """Text for a number of bytes; None reads "unavailable", since 0 would claim that it was measured. Little is in KiB."""
+    """Text for a number of bytes; None reads "unavailable", since 0 would claim that it was measured. Little is in KiB or bytes."""
     if size is None:
         return "unavailable"
-    return f"{size / 2**10:.1f} KiB" if 0 < abs(size) < _LITTLE else f"{size / MIB:,.1f} MiB"
+    for least, unit in ((2**10 / 20, "B"), (MIB / 20, "KiB")):  # in the next unit it would read 0.0
+        if 0 < abs(size) < least:
+            return f"{size / _UNITS[unit.upper()]:.{0 if unit == 'B' else 1}f} {unit}"
+    return f"{size / MIB:,.1f} MiB"
 
 
 def in_mib(size):

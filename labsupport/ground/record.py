@@ -210,7 +210,7 @@ class Census(Struct, frozen=True):
     """What was alive after a number of steps, in bytes by kind; level: the allocator's own figure then, peak: its highest so far.
 
     containers: names with most objects in lists, dicts and sets, of which only the number is known; process: its resident set;
-    largest: of its variables; extra: whether it was taken because tensors had grown, and not in its turn; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
+    largest: of its variables; float64: of those that have eight bytes a number; extra: whether it was taken because tensors had grown, and not in its turn; held: memory behind all handles of variables, also of those that Python has let go of; replicas: copies of variables
     on other devices; operations: of all graphs together; garbage: of tensors that only waited for the collector, where it
     was asked; models_met: how many models were seen alive so far; model_holders: names that lead to models, with the bytes of all
     variables behind them.
@@ -235,6 +235,7 @@ class Census(Struct, frozen=True):
     array_holders: list[Holder] = []
     model_holders: list[Holder] = []
     largest: int = 0
+    float64: int = 0
     extra: bool = False
     peak: int | None = None
     containers: list[Holder] = []
@@ -243,6 +244,9 @@ class Census(Struct, frozen=True):
 
 # How the name of an interval begins in which a model was evaluated, fit()'s validation included.
 EVALUATES = "evaluate(), "
+ANSWER = (
+    "call of a model"  # how that of a call begins without a graph or a tape, which counts as a step and is no interval
+)
 AN_ITERATOR = "an iterator"  # the name of one in which tf.data makes an iterator: it copies the tensors of its data set
 
 
