@@ -255,7 +255,7 @@ def test_an_iterator_that_finds_no_room_was_to_copy_its_data():
     facts = Facts(steps=[], censuses=rows, open=Interval("input", AN_ITERATOR, 100 * MIB))
     suspect = diagnose(died(facts, peak=110 * MIB, wanted=100 * MIB)).suspects[0]
     assert (suspect.kind, suspect.place, suspect.size) == ("input copy", "t.py:3", 200 * MIB)
-    assert "100.0 MiB of it were in use, 100.0 MiB were asked for" in suspect.evidence
+    assert "of 200.0 MiB 100.0 MiB were in use, 100.0 MiB were asked for" in suspect.evidence
 
 
 @pytest.mark.parametrize(("number", "outputs"), [(32, True), (32 * 2**18, False)])
@@ -298,6 +298,22 @@ def test_large_arrays_in_each_new_graph_are_constants(number, named):
     facts = retraced(40, [1, 9, 17, 25, 33])
     facts.baked = Converted(number * 60 * MIB, 60 * MIB, "t.py:4")
     assert kinds(finished(facts)) == named
+
+
+@pytest.mark.parametrize(("operation", "instead"), [("OneHot", "labels as integers"), ("Mul", "work in pieces")])
+def test_what_stands_in_place_of_one_large_output_is_told(operation, instead):
+    result = died(Facts(censuses=[Census(0, 0)]), peak=MIB, wanted=300 * MIB, dumps=[MIB])
+    result.error = ArmError(Cause.OOM, f"Out of memory in {operation}: no room for a tensor")
+    assert instead in diagnose(result).suspects[0].change
+
+
+def test_slots_that_come_with_the_first_step_are_no_growth():
+    steps = [Step("f", "step", count=9, levels=[(n, (60 if n > 1 else 20) * MIB) for n in range(1, 10)])]
+    steps[0].levels[1:3] = [(2, 20 * MIB), (3, 20 * MIB)]
+    held = [Census(n, 0, held=(60 if n > 1 else 20) * MIB) for n in (1, 2, 4, 8)]
+    assert "No suspect: it finished" in no_suspect(finished(Facts(steps=steps, censuses=held)))[1]
+    unheld = [Census(n, 0, held=20 * MIB) for n in (1, 2, 4, 8)]
+    assert "nothing that was counted explains" in no_suspect(finished(Facts(steps=steps, censuses=unheld)))[1]
 
 
 def test_variables_of_eight_bytes_a_number_are_told():

@@ -59,6 +59,10 @@ _ANSWERS = {
     _BESIDE: "halve the rows that are given at once, and let what comes of them go to an array of NumPy's",
 }
 _ONE_OUTPUT = "one operation's large output"
+_INSTEAD = {  # of what an operation makes of all rows at once
+    "OneHot": "keep the labels as integers: sparse_categorical_crossentropy and an Embedding take them; else make those of a batch in map()",
+    "RaggedTensorToTensor": "pad each batch to its own longest row: padded_batch(), or bucket_by_sequence_length() where lengths differ much",
+}
 _CACHE_LESS = (
     "cache() keeps every element: put it before what makes elements large (decoding, resizing, casting), give it a file, as in "
     'cache("elements"), or do without'
@@ -253,7 +257,7 @@ def input_copy(death):
     if not death.data:
         return
     last, converted = death.result.facts.censuses[-1], death.result.facts.converted
-    holders = sorted((last.tensor_holders + last.array_holders)[:2], key=lambda holder: -holder.size)
+    holders = sorted(last.tensor_holders + last.array_holders, key=lambda holder: -holder.size)[:2]
     holders = [holder for holder in holders if holder.size > WORTH_NAMING * holders[0].size]
     if death.building and not (holders or converted.largest):
         return  # the numbers that were to become a variable
@@ -267,7 +271,7 @@ def input_copy(death):
         evidence.append(f"NumPy was to make one array of all data at {place_of(death.result)}: read a batch at a time")
     asked = min(death.parts.wanted, death.data - death.parts.data)
     if asked > 0 and death.parts.working + death.parts.data:
-        evidence.append(f"{mib(death.data - asked)} of it were in use, {mib(asked)} were asked for")
+        evidence.append(f"of {mib(death.data)} {mib(death.data - asked)} were in use, {mib(asked)} were asked for")
     place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * death.data), "")
     if converted.largest > WORTH_NAMING * death.data:
         place = line_in(converted.place)
@@ -311,7 +315,8 @@ def activations(death):
     if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
         evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
     if death.parts.working and death.parts.wanted:
-        evidence.append(f"{mib(death.parts.working)} of it were in use, {mib(death.parts.wanted)} were asked for")
+        used, asked = mib(death.parts.working), mib(death.parts.wanted)
+        evidence.append(f"of {mib(death.working)} {used} were in use, {asked} were asked for")
     change = _ANSWERS.get(death.answering, "")
     if change:
         evidence += [f"it was {death.answering} that ran out, not training"] * (death.answering != _BESIDE)
@@ -362,10 +367,12 @@ def _not_recomputed(facts):
 
 
 def as_made(result, parts):
-    """The Parts of a run that died: while variables are made, tensors beside them are their first values, and no data."""
-    if not _building(result, parts):
-        return parts
-    return replace(parts, data=0, working=parts.working + parts.data)
+    """The Parts of a run that died: while variables are made, tensors beside them are their first values, and no data; before there is a model, they are data."""
+    if _building(result, parts):
+        return replace(parts, data=0, working=parts.working + parts.data)
+    if _before_training(result.facts) and not _in_a_pipeline(result.facts.failed or result.facts.open):
+        return replace(parts, data=parts.data + parts.working, working=0)
+    return parts
 
 
 def joined(death):
@@ -401,8 +408,9 @@ def weights(death):
     """Variables that train, as far as they have been made."""
     size = max(0, death.parts.weights - sum(_others(death))) + death.working * death.building
     if size:
+        known = death.parts.weights or death.parts.slots
         sizes = f"weights {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}"
-        evidence = [sizes, *_in_float64(death), death.failing]
+        evidence = [*[sizes] * bool(known), *_in_float64(death), death.failing]
         told, change = _while_made(death) if death.building else ([], _FLOAT32 * len(_in_float64(death)))
         yield Suspect("weights", size, evidence + told, place_of(death.result) if death.building else "", change)
 
@@ -469,7 +477,9 @@ def large_output(death):
     trains = (death.during is not None or of_a_layer) and facts.censuses[-1].weights
     if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
-        yield Suspect(_ONE_OUTPUT, death.wanted, [sentence, str(death.result.error)], place_of(death.result))
+        operation = _OPERATION.match(death.result.error.message)
+        change = _INSTEAD.get(operation[1], "") if operation else ""
+        yield Suspect(_ONE_OUTPUT, death.wanted, [sentence], place_of(death.result), change)
 
 
 def converted_whole(death):

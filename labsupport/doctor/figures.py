@@ -123,18 +123,22 @@ def unexplained(facts):
     """Bytes by which the level at the begin of the commonest step rose from the first third to the last, beyond what pipelines and queues with a largest length hold; 0 for little."""
     step = max(facts.steps, key=lambda step: step.count, default=None)
     found = step and _early_and_late(step)
-    if not found:
+    if not found or not facts.censuses:
         return 0
     early, late = found
     queues = [sum(holder.bounded for holder in census.tensor_holders) for census in facts.censuses]
     rise = late - early - max((census.buffers for census in facts.censuses), default=0) - max(queues, default=0)
+    rise -= max(0, _held_by_second_step(facts) - facts.censuses[0].held)  # slots come with the first step
     return int(rise) if rise > max(MIB, _MUCH * late) else 0
 
 
 def variables_rose(facts):
     """Bytes by which the memory of variables rose behind the first step, in which optimizers make their slots."""
-    held = [census.held for census in facts.censuses if census.step >= 2] or [0]
-    return max(held) - held[0]
+    return max(census.held for census in facts.censuses) - _held_by_second_step(facts)
+
+
+def _held_by_second_step(facts):
+    return next((census.held for census in facts.censuses if census.step >= 2), facts.censuses[-1].held)
 
 
 def goes_on(facts):

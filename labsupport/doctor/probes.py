@@ -477,9 +477,13 @@ class Probe:
         self._passed_at = _where()
         if not self._tape_open:  # what runs is the tape's step
             self._intervals.begin("input", AN_ITERATOR)
-        if self._has_grown(level or 0) and self._affordable(level):
+        self._count_growth()  # an iterator copies the tensors of its data set, and may crash there
+
+    def _count_growth(self):
+        level = self._gauge.tensors_now() or 0
+        if self._has_grown(level) and self._affordable(level):
             self._counted = level
-            self.take_census(extra=True)  # an iterator copies the tensors of its data set, and may crash there
+            self.take_census(extra=True)
 
     def _has_grown(self, level):
         """Whether there is so much more in use than at the last census that it may be what fills the budget."""
@@ -517,6 +521,8 @@ class Probe:
         if much_larger:  # this may be the last thing that happens: TensorFlow crashes where an array does not fit
             converted.now = size
             self.take_census()
+        elif self._here():
+            self._count_growth()  # or the last of many is
         return much_larger
 
     def _bake(self, original, values, *args, **kwargs):

@@ -37,7 +37,7 @@ LABS = {  # kind: the lab that explains it first, then others that help
     "copy on the host while saving": ("replay_and_saving",),
 }
 CHANGES = {  # kind: what to change
-    "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), and keep it in its own dtype, such as uint8",
+    "input copy": "read the data batch by batch (from_generator, TFRecord files, a memory map), work on a batch at a time in map(), and keep it in its own dtype, such as uint8",
     "batch-bound activations": "halve the batch until it fits, with gradient_accumulation_steps=2, 4, … if the updates shall stay as they are",
     "buffer": "give shuffle(), prefetch() and the queue of workers (max_queue_size) a part of their sizes, such as an eighth, and shuffle before what makes elements large: map(), batch()",
     "retained tensors": "keep numbers, such as float(loss), in place of tensors and arrays",

@@ -427,7 +427,7 @@ class Watch:
             self.result.wanted = wanted_in_log(log)
             cause, why = (
                 Cause.CRASH_OUT,
-                "compiled code crashed when TensorFlow's allocator had just run out of memory (see the log)",
+                "compiled code crashed when TensorFlow's allocator had just run out of memory",
             )
         elif "std::bad_alloc" in log[-10_000:]:
             cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"

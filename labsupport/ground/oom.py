@@ -58,9 +58,10 @@ def explain_oom(message, log, budget):
     where = f" in {op[1]}" if op else ""
     if "Cannot parse tensor from proto" in message:  # tensorflow/core/kernels/constant_op.cc
         return f"Out of memory{where}: no room for a constant of the graph, of a budget of {mib(budget)}"
-    if not found:  # XLA words it differently: "Out of memory while trying to allocate …"
+    if not found:  # XLA and pipelines word it differently
         lines = message.strip().splitlines() or ["no message"]
-        return f"Out of memory{where}: " + next((line.strip() for line in lines if "ut of memory" in line), lines[0])
+        told = (line.strip() for line in lines if "ut of memory" in line or "Failed to allocate memory" in line)
+        return f"Out of memory{where}: {next(told, lines[0])}"
     in_use = dumped_in_use(log)[-1:]
     shape = f"shape [{found[1].replace(',', ', ')}], {found[2]} = {mib(wanted_bytes(message))}"
     held = mib(in_use[0] if in_use else None)
