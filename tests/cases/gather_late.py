@@ -6,7 +6,6 @@ Fix: look up first, then transform the few rows.
 
 # kind: work on a whole table
 # budget: 60 MiB
-# line: rows = (
 import sys
 
 import tensorflow as tf
