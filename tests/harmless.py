@@ -385,6 +385,14 @@ try:
     tf.keras.optimizers.SGD(learning_rate="fast")
 except ValueError:
     logging.exception("no such rate")
+class Wrong(tf.keras.Model):
+    def call(self, x):
+        return tf.matmul(x, tf.zeros([7, 3]))
+for call in (Wrong(), tf.function(Wrong(), autograph=False)):
+    try:
+        call(tf.zeros([2, 5]))
+    except (ValueError, tf.errors.InvalidArgumentError):
+        traceback.print_exc()
 try:
     tf.constant(gc)
 except ValueError as error:
