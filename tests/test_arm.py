@@ -39,10 +39,11 @@ def alive(pid):
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """After every test: no process and no folder of an arm."""
+    """After every test: no process and no new folder. A lab whose cells another test ran here keeps its own until the worker ends."""
+    before = left_behind.folders(os.getpid())
     yield
     assert left_behind.processes() == []
-    assert left_behind.folders(os.getpid()) == []
+    assert left_behind.folders(os.getpid()) == before
 
 
 # --- what is measured
@@ -301,6 +302,24 @@ def test_an_arm_that_dies(end, cause, words):
     assert result.error.cause is cause and words in result.error.message
     assert not result.error.cause.of_memory, "nothing says that memory ran out"
     assert result.output == "last words\n" and result.phases[0].name == "before", "what it reported before is kept"
+
+
+def test_an_oom_that_keras_made_a_type_error_of_is_one():
+    def nested():
+        import keras
+
+        class Head(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(4096)
+
+            def call(self, x):
+                return self.dense(x)
+
+        Head()(keras.Input((4096,)))
+
+    error = run(nested, budget="96 MiB").error
+    assert error.cause is Cause.OOM and "no room for a tensor of shape [4096, 4096]" in error.message
 
 
 def test_a_crash_right_after_the_allocator_ran_out_is_a_death_of_memory():

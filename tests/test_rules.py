@@ -284,6 +284,14 @@ def test_objects_of_each_step_that_hold_tensors_unseen_are_told():
     assert "words" not in str(suspect.evidence) and "let tapes keep no such objects" in suspect.change
 
 
+def test_the_line_that_fills_is_that_of_an_earlier_name():
+    rows = models([8, 8, 16, 24, 32, 40])
+    rows[-3] = msgspec.structs.replace(rows[-3], model_holders=[Holder("kept in f()", 4, 32 * MIB, "t.py:29")])
+    rows[-1] = msgspec.structs.replace(rows[-1], held=48 * MIB, model_holders=[Holder("histories", 6, 48 * MIB)])
+    (suspect,) = diagnose(finished(Facts(steps=[TRAIN], censuses=rows, made={"model": "t.py:8"}))).suspects
+    assert suspect.place == "t.py:29"
+
+
 def test_a_tape_over_many_batches_is_told_where_there_was_room_for_them():
     tape = Step("GradientTape (t.py:7)", "step", count=3, rise=60 * MIB)
     facts = Facts(steps=[tape], censuses=[Census(1, 0), Census(2, 0)], in_tape=30)
@@ -543,6 +551,13 @@ def test_a_crash_beside_data_is_not_of_a_model_that_is_made(arrays, kind):
     result = died(Facts(censuses=[census]), Cause.CRASH_OUT, peak=None, dumps=[250 * MIB])
     result.error.message = "its process died of SIGSEGV"
     assert kinds(result) == [kind]
+
+
+@pytest.mark.parametrize(("asked", "kind"), [(MIB / 4, "buffer"), (20 * MIB, "batch-bound activations")])
+def test_what_asks_for_part_of_an_element_still_fills_the_buffer(asked, kind):
+    facts = Facts(steps=[Step("f", "step", count=1)], censuses=[Census(1, 0)], open=IN_STEP)
+    facts.buffers = [Buffer(90 * MIB, "Shuffle, 180 elements")]
+    assert kinds(died(facts, Cause.CRASH_OUT, wanted=asked))[0] == kind
 
 
 @pytest.mark.parametrize("in_use", [1, 150])

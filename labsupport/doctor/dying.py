@@ -34,6 +34,8 @@ _TOGETHER = 3
 _LIGHT = 0.1
 # Of the budget: the allocator rounds each size up to 256 bytes and leaves rests that are too small to split.
 _ROUNDING = 0.02
+# Of buffers and what else was in use: as much had been seen half a second before, in a buffer that was filling; by trial.
+_FILLED = 1 / 4
 # Of the budget: a smaller rest lies in pieces in any run that is nearly full, and is not what filled it; by trial.
 _SCATTERED = 0.2
 # Of what the process grew by: arrays smaller than this do not explain that it ran out; by trial.
@@ -122,7 +124,9 @@ class Death:
         elif _in_a_pipeline(during) and not _one_batch(facts, size):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
             working, buffers = working - parts.working, buffers + parts.working
-        elif _before_training(facts) and not (_in_a_pipeline(during) or _building(result, parts)):
+        elif _filling(facts, parts):
+            working, buffers = working - parts.working, buffers + parts.working
+        elif _before_training(result) and not (_in_a_pipeline(during) or _building(result, parts)):
             data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
         return cls(result, parts, size, during, outside, data, buffers, working)
 
@@ -205,9 +209,21 @@ def _no_step(facts):
     return not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
 
 
-def _before_training(facts):
-    """Whether there is neither a model yet nor a step."""
-    return _no_step(facts) and not facts.censuses[-1].models
+def _before_training(result):
+    """Whether no step has begun yet, and there is no model, or its line is the one that has just converted an array."""
+    facts, error = result.facts, result.error
+    converts = facts.converted.largest and line_in(facts.converted.place) == place_of(result)
+    prepares = converts and not _IN_A_LAYER.search(error.traceback + error.message)
+    return _no_step(facts) and (prepares or not facts.censuses[-1].models)
+
+
+def _filling(facts, parts):
+    """Whether a pipeline filled its buffers for the first step: by the size of what was asked for, it was part of one element."""
+    largest = next(iter(facts.buffers), None)
+    found = largest and _ELEMENTS.search(largest.name)
+    small = found and 0 < parts.wanted <= largest.size / max(1, int(found[1]))
+    much = parts.buffers > _FILLED * (parts.buffers + parts.working)
+    return bool(small and much and all(step.count <= 1 for step in facts.steps))
 
 
 def _no_array(result):
@@ -370,7 +386,7 @@ def as_made(result, parts):
     """The Parts of a run that died: while variables are made, tensors beside them are their first values, and no data; before there is a model, they are data."""
     if _building(result, parts):
         return replace(parts, data=0, working=parts.working + parts.data)
-    if _before_training(result.facts) and not _in_a_pipeline(result.facts.failed or result.facts.open):
+    if _before_training(result) and not _in_a_pipeline(result.facts.failed or result.facts.open):
         return replace(parts, data=parts.data + parts.working, working=0)
     return parts
 
@@ -400,8 +416,11 @@ def _building(result, parts):
     if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
         return False
     model = facts.made.get("model") and os.path.basename(place_of(result)) == facts.made["model"]
-    data = parts.data if operation else max(parts.data, facts.censuses[-1].arrays)  # of a crash, no more is known
-    return _no_step(facts) and (model or parts.weights > data) and not _no_array(result)
+    data = max(
+        parts.data, facts.converted.largest if operation else facts.censuses[-1].arrays
+    )  # of a crash no more is known
+    made = parts.weights + parts.other_variables  # those of a frozen model, too
+    return _no_step(facts) and (model or made > data) and not _no_array(result)
 
 
 def weights(death):

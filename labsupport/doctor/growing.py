@@ -223,7 +223,7 @@ def earlier_models(facts, finished):
         )
         yield Suspect("old optimizers after compile()", grown, evidence)
         return
-    place = (holder and holder.place) or facts.made.get("model") or _used_at(facts)
+    place = (holder and (holder.place or _filled_before(facts))) or facts.made.get("model") or _used_at(facts)
     yield Suspect("models kept alive", grown, evidence, place, change)
 
 
@@ -235,6 +235,12 @@ def _holder_of_models(facts, census, grown):
     came = lambda holder: holder.size - before.get(holder.name, 0)
     most = max((holder for holder in census.model_holders if holder.number != 1), key=came, default=None)
     return most if most and came(most) > grown / 2 else None
+
+
+def _filled_before(facts):
+    """The line that puts models into what holds them, by the name that this had while it was filled."""
+    holders = [one for census in reversed(facts.censuses) for one in census.model_holders if one.number > 1]
+    return next((one.place for one in holders if one.place), "")
 
 
 def _used_at(facts, least=2):

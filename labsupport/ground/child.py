@@ -26,6 +26,8 @@ _MOST_FRAMES = 40  # of a traceback, from either end; a reader wants fewer
 _FROM_PYTHON = re.compile(r"(\w+Error): .*?\nTraceback \(most recent call last\):", re.DOTALL)
 # What TensorFlow says of a graph's constant that the allocator has no room for (core/kernels/constant_op.cc).
 NO_ROOM_FOR_CONSTANT = "Cannot parse tensor from proto"
+# A TypeError: Keras makes an error of a layer within a layer anew, with its text alone (keras/src/utils/traceback_utils.py).
+_MADE_ANEW = "ResourceExhaustedError.__init__() missing"
 _ENDLESS = 2_000  # nested calls: twice Python's own limit, which the function must have raised
 
 
@@ -125,16 +127,25 @@ def _kinds(error, message):
     return {inside[1]} if inside else names
 
 
+def _text(error):
+    from labsupport.ground.record import sendable
+
+    try:
+        return sendable(error)
+    except Exception:  # an exception whose text cannot be made
+        return "its text cannot be shown"
+
+
 def record_of(error, setup=False):
     """The record of an exception."""
     from labsupport.ground.record import Cause, Raised, sendable
 
     frames, calls = _frames(error.__traceback__)
+    message = _text(error)
+    while _MADE_ANEW in message and error.__context__ is not None:
+        error = error.__context__
+        message = _text(error)
     kind = type(error)
-    try:
-        message = sendable(error)
-    except Exception:  # an exception whose text cannot be made
-        message = "its text cannot be shown"
     kinds = _kinds(error, message)
     if "ResourceExhaustedError" in kinds or NO_ROOM_FOR_CONSTANT in message:
         cause = Cause.OOM
