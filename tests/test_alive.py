@@ -47,12 +47,12 @@ def test_a_class_without_instances_is_not_searched_until_it_has_one(monkeypatch)
     class Large(Model):
         pass
 
-    monkeypatch.setitem(KINDS, (__name__, "Model"), "models")
+    monkeypatch.setitem(KINDS, (__name__, "Model"), "models of this test")
     searched, walk, finder = [], gc.get_referrers, Finder()
     monkeypatch.setattr(
         gc, "get_referrers", lambda *classes: searched.append({cls.__name__ for cls in classes}) or walk(*classes)
     )
-    count = lambda: len(finder.by_kind()["models"])
+    count = lambda: len(finder.by_kind()["models of this test"])
     assert count() == 0 and searched[-1] >= {"Model", "Large"}
     assert count() == 0 and not searched[-1] & {"Model", "Large"}
     large = Large()
