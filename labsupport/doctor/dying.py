@@ -121,10 +121,8 @@ class Death:
             data += max(last.arrays, facts.converted.largest, _no_array(result))
         if during and during.name == AN_ITERATOR:
             data, working = parts.data + parts.wanted, parts.working
-        elif _in_a_pipeline(during) and not _one_batch(facts, size):
+        elif _in_a_pipeline(during) and not _one_batch(facts, size) or _filling(facts, parts):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
-            working, buffers = working - parts.working, buffers + parts.working
-        elif _filling(facts, parts):
             working, buffers = working - parts.working, buffers + parts.working
         elif _before_training(result) and not (_in_a_pipeline(during) or _building(result, parts)):
             data, working = data + working, 0  # before any training: joining the pieces of a data set, for instance
@@ -416,9 +414,8 @@ def _building(result, parts):
     if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
         return False
     model = facts.made.get("model") and os.path.basename(place_of(result)) == facts.made["model"]
-    data = max(
-        parts.data, facts.converted.largest if operation else facts.censuses[-1].arrays
-    )  # of a crash no more is known
+    arrays = facts.converted.largest if operation else facts.censuses[-1].arrays  # of a crash no more is known
+    data = max(parts.data, arrays)
     made = parts.weights + parts.other_variables  # those of a frozen model, too
     return _no_step(facts) and (model or made > data) and not _no_array(result)
 

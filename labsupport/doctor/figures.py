@@ -128,17 +128,18 @@ def unexplained(facts):
     early, late = found
     queues = [sum(holder.bounded for holder in census.tensor_holders) for census in facts.censuses]
     rise = late - early - max((census.buffers for census in facts.censuses), default=0) - max(queues, default=0)
-    rise -= max(0, _held_by_second_step(facts) - facts.censuses[0].held)  # slots come with the first step
+    rise -= max(0, settled(facts).held - facts.censuses[0].held)  # slots come with the first step
     return int(rise) if rise > max(MIB, _MUCH * late) else 0
 
 
 def variables_rose(facts):
     """Bytes by which the memory of variables rose behind the first step, in which optimizers make their slots."""
-    return max(census.held for census in facts.censuses) - _held_by_second_step(facts)
+    return max(census.held for census in facts.censuses) - settled(facts).held
 
 
-def _held_by_second_step(facts):
-    return next((census.held for census in facts.censuses if census.step >= 2), facts.censuses[-1].held)
+def settled(facts):
+    """The first census behind what the first step made; where there was one step alone, the last."""
+    return next((census for census in facts.censuses if census.step >= 2), facts.censuses[-1])
 
 
 def goes_on(facts):

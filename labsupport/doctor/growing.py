@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from labsupport.doctor.figures import goes_on
+from labsupport.doctor.figures import goes_on, settled
 from labsupport.doctor.suspects import (
     GROWTH_LEAST,
     GROWTH_SHARE,
@@ -159,10 +159,10 @@ def grown_variables(facts, finished):
     grown = _increase(running, held)
     if not grown and finished and (seen := _by_growth(facts, _while_steps_ran(facts))):
         # Nothing was collected for most of these: what is still held at the end, behind a collection, is no garbage.
-        still = held(facts.censuses[-1]) - held(_settled(facts))
+        still = held(facts.censuses[-1]) - held(settled(facts))
         grown = max(0, min(_increase(seen, held, little_by_little=True), still))
     if grown:  # that of the last census in its turn, and it went on
-        grown = max(grown, max(map(held, [*running, facts.censuses[-1]])) - held(_settled(facts)))
+        grown = max(grown, max(map(held, [*running, facts.censuses[-1]])) - held(settled(facts)))
     return grown if grown > max(_largest_model(_fullest(facts)) / 2, GROWTH_LEAST) else 0
 
 
@@ -231,7 +231,7 @@ def _holder_of_models(facts, census, grown):
     """The name that leads to most of the variables that came, or None: the last model has a name, too, for no fault."""
     if not census.model_holders:  # the end of a function that held them
         census = max(facts.censuses, key=lambda census: max((one.size for one in census.model_holders), default=0))
-    before = {holder.name: holder.size for holder in _settled(facts).model_holders}
+    before = {holder.name: holder.size for holder in settled(facts).model_holders}
     came = lambda holder: holder.size - before.get(holder.name, 0)
     most = max((holder for holder in census.model_holders if holder.number != 1), key=came, default=None)
     return most if most and came(most) > grown / 2 else None
@@ -263,27 +263,27 @@ def kept(facts, name, finished):
         return 0, 0, None
     extra = [census for census in facts.censuses[:-1] if census.extra]
     counted = max(running[-1:] + extra, key=size)
-    grown = max(grown, size(counted) - size(_settled(facts)))
+    grown = max(grown, size(counted) - size(settled(facts)))
     last = facts.censuses[-1]
     if finished and size(last) > size(counted):
         names = {holder.name for holder in _holders(counted, name)}
         now = sum(holder.size - finished * holder.bounded for holder in _holders(last, name) if holder.name in names)
-        steps = last.step - _settled(facts).step
+        steps = last.step - settled(facts).step
         if _named(counted, name) > _EXPLAINED * size(counted):  # what grew has names: others came at once
-            return max(grown, now - size(_settled(facts))), steps, last
+            return max(grown, now - size(settled(facts))), steps, last
         # What the steps behind the last census explain, by what those before it added; more came at once.
-        a_step = grown / max(1, counted.step - _settled(facts).step)
+        a_step = grown / max(1, counted.step - settled(facts).step)
         most = _AS_MUCH * a_step * max(1, last.step - counted.step)
         return grown + min(size(last) - size(counted), most), steps, last
     after = _after(facts, counted, grown)
     until = sum(step.count for step in facts.steps) if after else counted.step
-    return grown + after, until - _settled(facts).step, counted
+    return grown + after, until - settled(facts).step, counted
 
 
 def _after(facts, counted, grown):
     """By how much the level rose after a census, where what grew until then is what it rose by until then."""
     most = max(facts.steps, key=attrgetter("count"), default=None)
-    before, level = _settled(facts).level, counted.level
+    before, level = settled(facts).level, counted.level
     if not (most and most.levels and before and level) or grown < _EXPLAINED * (level - before):
         return 0
     return max(0, most.levels[-1][1] - level)
@@ -324,11 +324,6 @@ def _holders(census, name):
     return census.tensor_holders if name == "tensors" else census.array_holders
 
 
-def _settled(facts):
-    """The first census behind what the first step made; where there was one step alone, the last."""
-    return next((census for census in facts.censuses if census.step >= 2), facts.censuses[-1])
-
-
 def retained(facts, finished):
     """Tensors and arrays whose number grows with the steps."""
     for name, word in (("tensors", "tensors"), ("arrays", "NumPy arrays")):
@@ -347,7 +342,7 @@ def retained(facts, finished):
             for holder in worth
             if holder in holders[:2]
         ]
-        filled = [] if worth else _that_fill(_settled(facts), last)
+        filled = [] if worth else _that_fill(settled(facts), last)
         evidence += [f"{one.name} holds {one.number:,} objects, more with each step" for one in filled]
         place = (worth or filled)[0].place if worth or filled else ""
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end

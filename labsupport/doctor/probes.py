@@ -477,11 +477,10 @@ class Probe:
         self._passed_at = _where()
         if not self._tape_open:  # what runs is the tape's step
             self._intervals.begin("input", AN_ITERATOR)
-        self._count_growth()  # an iterator copies the tensors of its data set, and may crash there
+        self._count_growth(level)  # an iterator copies the tensors of its data set, and may crash there
 
-    def _count_growth(self):
-        level = self._gauge.tensors_now() or 0
-        if self._has_grown(level) and self._affordable(level):
+    def _count_growth(self, level):
+        if self._has_grown(level or 0) and self._affordable(level):
             self._counted = level
             self.take_census(extra=True)
 
@@ -522,7 +521,7 @@ class Probe:
             converted.now = size
             self.take_census()
         elif self._here():
-            self._count_growth()  # or the last of many is
+            self._count_growth(self._gauge.tensors_now())  # or the last of many is
         return much_larger
 
     def _bake(self, original, values, *args, **kwargs):

@@ -244,9 +244,8 @@ class Census(Struct, frozen=True):
 
 # How the name of an interval begins in which a model was evaluated, fit()'s validation included.
 EVALUATES = "evaluate(), "
-ANSWER = (
-    "call of a model"  # how that of a call begins without a graph or a tape, which counts as a step and is no interval
-)
+# The same of a call without a graph or a tape, which counts as a step and is no interval.
+ANSWER = "call of a model"
 AN_ITERATOR = "an iterator"  # the name of one in which tf.data makes an iterator: it copies the tensors of its data set
 
 
