@@ -24,6 +24,9 @@ QUIET = mkdir -p $(1)/share/jupyter/lab/settings && cp tools/overrides.json $(1)
 SLOW := book browser capstone cases checks classroom do_no_harm doctor doctor_cli doctor_notebook doctor_page labs looks magic notebook_runs peak trying wheel
 FEW := 01_image_stacking 19_reading_an_oom 21_the_profiler
 
+# Modules are compiled once, and not in each of hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: lab check test in_step labs report book looks bench zoo releases rehearsal chaos newest
 
 lab: $(READY)

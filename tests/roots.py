@@ -174,6 +174,7 @@ def main(address, kind):
 
 
 def _load_for_kernels():
+    gc.disable()  # as load() does, which enables it again
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as ipykernel does
     import ipykernel.kernelapp  # noqa: F401
     import ipywidgets  # noqa: F401

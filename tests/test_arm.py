@@ -158,8 +158,9 @@ def test_out_of_memory_is_real_and_told_in_words():
     assert (result.outcome, error.cause, result.value) == ("OOM", Cause.OOM, None)
     assert result.wanted == 48 * MIB and result.dumps == [40 * MIB]
     assert "[48, 262144], float = 48.0 MiB, with 40.0 MiB in use of a budget of 64.0 MiB" in error.message
-    place, line, source = error.frames[-1]
-    assert place == "tests/test_arm.py" and source == "more = tf.ones([48, 2**18])  # this line"
+    line = error.frames[-1]
+    assert (line.place, line.function) == ("tests/test_arm.py", "greedy")
+    assert line.source == "more = tf.ones([48, 2**18])  # this line"
     assert "ResourceExhaustedError" in error.traceback and "bfc_allocator" in error.log
     assert 40 <= result.peak_mib <= 64 and result.phases[0].name == "the second", "the figures until then are kept"
     with pytest.raises(RuntimeError, match='the arm "greedy" did not finish: Out of memory'):
@@ -174,7 +175,7 @@ def test_numpy_beyond_the_outside_budget_is_a_memory_error():
     expect_oom(result)
     assert result.error.cause is Cause.MEMORY
     assert "Out of memory outside TensorFlow's allocator" in result.error.message
-    assert result.error.frames[-1][2].startswith("return float(np.ones(2**28)")
+    assert result.error.frames[-1].source.startswith("return float(np.ones(2**28)")
     assert result.process_peak_mib < 600
 
 

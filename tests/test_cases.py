@@ -88,21 +88,26 @@ def test_a_recomputation_that_is_not_active_is_told(scope, called):
     assert ("nothing recomputes" in told(diagnosis)) == (not called), told(diagnosis)
 
 
-def extracting(joined):
-    """Features of a model that is neither trained nor in a graph; where joined is false, only their means are kept."""
+def extracting(joined, alone):
+    """Features of a model, or of its layers alone, neither trained nor in a graph; where joined is false, only their means are kept."""
     import keras
     import tensorflow as tf
 
-    extract, features = keras.layers.Dense(256), []
-    model = keras.Sequential([keras.Input((32,)), extract])
+    first, second, features = keras.layers.Dense(64), keras.layers.Dense(256), []
+    model = keras.Sequential([keras.Input((32,)), first, second])
     for _ in range(64):
-        found = model(tf.zeros([256, 32]))
+        if alone:
+            wide = first(tf.zeros([256, 32]))
+            found = second(wide)
+        else:
+            found = model(tf.zeros([256, 32]))
         features.append(found if joined else float(tf.reduce_mean(found)))
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("kept", [True, False])
-def test_calls_of_a_model_in_a_loop_are_looked_at_like_steps(kept):
-    diagnosis = examined(extracting, (kept,), {"budget": "64 MiB"})
+def test_calls_of_a_model_or_layer_in_a_loop_are_looked_at_like_steps(kept, alone):
+    diagnosis = examined(extracting, (kept, alone), {"budget": "64 MiB"})
     named = [(suspect.kind, suspect.place.split(":")[0]) for suspect in diagnosis.suspects]
     assert named == [("retained tensors", "test_cases.py")] * kept, told(diagnosis)
 

@@ -572,6 +572,19 @@ def test_the_first_value_of_a_variable_is_no_data(in_use):
     assert kinds(result) == ["weights"]
 
 
+def test_what_a_model_of_the_scripts_own_computes_is_told_by_the_line_that_calls_it():
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0)], failed=IN_STEP)
+    facts.failing = Failing(wanted=[64, 6000, 32], given=[[64, 6000], [64]])
+    result = died(facts)
+    result.error.frames = [
+        Line("t.py", 29, "loss = loss_of(model(texts))", "train"),
+        Line("t.py", 12, "return self.dense(x)", "call"),
+    ]
+    (suspect,) = diagnose(result).suspects
+    assert suspect.place == "t.py:29"
+    assert "t.py:12" in evidence(result) and "given [64, 6000], [64]" in evidence(result)
+
+
 def test_a_request_of_a_tables_size_is_not_the_batchs():
     table = Census(2, 0, weights=50 * MIB, largest=48 * MIB)
     facts = Facts(steps=[TRAIN], censuses=[Census(1, 0), table], failed=IN_STEP)

@@ -13,6 +13,7 @@ from labsupport.doctor.suspects import (
     WORTH_NAMING,
     Suspect,
     buffered,
+    called_at,
     line_in,
     passes_under_tape,
     place_of,
@@ -40,6 +41,8 @@ _FILLED = 1 / 4
 _SCATTERED = 0.2
 # Of what the process grew by: arrays smaller than this do not explain that it ran out; by trial.
 _OUTSIDE_SHARE = 0.2
+# Shapes told of what a step was given: data and labels.
+_SHAPES = 2
 # Times what is in use: an operation that joins pieces asks for about as much as they are.
 _OUTSIZE = 2
 # NumPy's own words (numpy/_core/_exceptions.py): three digits and a unit.
@@ -58,7 +61,7 @@ _ANSWERS = {
     "evaluation": "halve the batch of evaluation: batch_size of evaluate(), validation_batch_size of fit()",
     "predict()": "halve the batch of predict(): its batch_size",
     "a function without a tape": "give it fewer rows at once: without gradients no result depends on how many there are",
-    _BESIDE: "halve the rows that are given at once, and let what comes of them go to an array of NumPy's",
+    _BESIDE: "halve the rows that are given at once, and let what comes of them go to an array of NumPy's, as model.predict(rows, batch_size=…) does both",
 }
 _ONE_OUTPUT = "one operation's large output"
 _INSTEAD = {  # of what an operation makes of all rows at once
@@ -325,7 +328,12 @@ def activations(death):
             return
     elif death.during:
         where = f"the pipeline prepared one batch, which is large in itself: {', '.join(buffered(facts))}"
-    evidence = [where, death.failing]
+    evidence, place = [where, death.failing], called_at(death.result)
+    if place != (inner := place_of(death.result)):
+        evidence.append(f"what found no room was to be made at {inner}")
+    if shapes := facts.failing.given:
+        given = ", ".join(map(str, shapes[:_SHAPES]))
+        evidence.append(f"that was a tensor of the shape {facts.failing.wanted}; the step was given {given}")
     if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
         evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
     if death.parts.working and death.parts.wanted:
@@ -340,7 +348,7 @@ def activations(death):
         if sentences := [*_not_recomputed(facts)]:
             evidence += [*map(itemgetter(0), sentences)]
             change = "; ".join(map(itemgetter(1), sentences))
-    yield Suspect("batch-bound activations", death.working, evidence, place_of(death.result), change)
+    yield Suspect("batch-bound activations", death.working, evidence, place, change)
 
 
 def _pairs(death):

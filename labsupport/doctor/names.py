@@ -42,8 +42,8 @@ def own_frames(frame):
 def own_names(frames):
     """{name: object} for everything that the person's own modules and these running functions hold by name."""
     names = {}
-    for module in list(sys.modules.values()):
-        names.update(ask(_names_of, module, {}))
+    for name in _own_modules(len(sys.modules)):
+        names.update(ask(_names_of, sys.modules.get(name), {}))
     for frame in frames:
         # The namespace of a function that came from elsewhere is no module here.
         names = {**frame.f_globals, **names}
@@ -88,11 +88,14 @@ def _flat(value, depth=3):
     return [one for held in _items(value) for one in _flat(held, depth - 1)]
 
 
+@lru_cache(1)  # TensorFlow brings thousands of modules, and each census asks for all of them
+def _own_modules(number):
+    """Names of the person's own modules; number: of the modules that are loaded."""
+    return [name for name, module in list(sys.modules.items()) if name == "__main__" or ask(_own_module, module)]
+
+
 def _names_of(module):
-    main = getattr(module, "__name__", "") == "__main__"
-    if not main and not _own_module(module):
-        return {}
-    prefix = "" if main else f"{module.__name__}."
+    prefix = "" if module.__name__ == "__main__" else f"{module.__name__}."
     return {f"{prefix}{name}": value for name, value in list(vars(module).items())}
 
 
@@ -106,7 +109,7 @@ def _own_module(module):
     return file is not None and _own_file(file)
 
 
-@cache  # TensorFlow brings thousands of modules, and each census asks for all of them
+@cache
 def _own_file(file):
     return is_own(os.path.abspath(file))
 

@@ -136,12 +136,13 @@ class Probe:
         self._holders = []
         self.unseen = []  # see Facts
         self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, whether it is a library's)
-        self._tape_open = self._in_call = self._model_runs = False
+        self._tape_open = self._in_call = self._layer_runs = False
         self._called = None  # the Function that runs
         self._tape_at = None  # (file, line) of the last one
         self._failing = Failing()
         self._shapes = weakref.WeakKeyDictionary()  # tf.function: shapes of its arguments, where they matter
         self._total_at_batch = self._total_at_pass = self._total_at_answer = None
+        self._answered_at = set()  # lines that have called a layer since the last step
         self._sent = 0.0
         self._looked_at, self._level = None, MIB
         self._begun, self._spent = time.monotonic(), 0.0
@@ -182,9 +183,13 @@ class Probe:
         traceback_utils = sys.modules["keras.src.utils.traceback_utils"]
         _stay_out_of_tracebacks(traceback_utils)
         self._made.watch_keras(keras)
-        for name, wrapper in (("evaluate", self._evaluate), ("__call__", self._model_call)):
-            wrap(keras.Model, name, wrapper)
-            setattr(keras.Model, name, traceback_utils.filter_traceback(getattr(keras.Model, name)))
+        self._symbolic = getattr(keras, "KerasTensor", ())  # Keras 2 has none
+        for cls, name, wrapper in (
+            (keras.Model, "evaluate", self._evaluate),
+            (keras.layers.Layer, "__call__", self._layer_call),
+        ):
+            wrap(cls, name, wrapper)
+            setattr(cls, name, traceback_utils.filter_traceback(getattr(cls, name)))
 
     # --- what is noted
 
@@ -339,25 +344,32 @@ class Probe:
         finally:
             self._evaluating = False
 
-    def _model_call(self, original, *args, **kwargs):
-        if self._here() and not (self._tape_open or self._model_runs):
+    def _layer_call(self, original, *args, **kwargs):
+        if self._here() and not (self._tape_open or self._layer_runs):
             return self._outermost_call(original, args, kwargs)
         return original(*args, **kwargs)
 
     def _outermost_call(self, original, args, kwargs):
-        self._begin_answer()
-        self._model_runs = True
+        self._begin_answer(args)
+        self._layer_runs = True
         try:
             return original(*args, **kwargs)
         finally:
-            self._model_runs = False
+            self._layer_runs = False
 
     @quietly
-    def _begin_answer(self):
-        """A model is called without a graph or a tape. Where no step ran since the last such call, the calls are what repeats."""
-        if self._intervals.total == self._total_at_answer:
-            self._begin_step(f"{ANSWER} ({_where() or 'a library'})", "input")
+    def _begin_answer(self, args):
+        """A model, or a layer by itself, is called without a graph or a tape. Where a line calls again, and no other step has run since, its calls are what repeats."""
+        if any(isinstance(one, self._symbolic) for one in self._tf.nest.flatten(args[1:])):
+            return  # a model is being made
+        if self._intervals.total != self._total_at_answer:
+            self._answered_at = set()
+        place = _where() or "a library"
+        if place in self._answered_at:
+            self._begin_step(f"{ANSWER} ({place})", "input")
             self._intervals.end()
+            self._answered_at = set()
+        self._answered_at.add(place)
         self._total_at_answer = self._intervals.total
 
     @quietly

@@ -121,10 +121,19 @@ def died_of_memory(result):
 def place_of(result):
     """The line of the script where an error arose, as "train.py:41"; "" where it is not known."""
     frames = result.error.frames if result.error else []
-    if not frames:
-        return ""
-    file = os.path.basename(frames[-1].place)
-    return short(file if file == result.label else frames[-1].place, frames[-1].number)
+    return _short(frames[-1], result) if frames else ""
+
+
+def _short(line, result):
+    file = os.path.basename(line.place)
+    return short(file if file == result.label else line.place, line.number)
+
+
+def called_at(result):
+    """The same for what a layer or model of the script's own computes: the line that calls it, which tells how much it is given."""
+    frames = result.error.frames if result.error else []
+    calls = [line for line in frames if line.function not in ("call", "__call__")]
+    return _short(calls[-1], result) if calls else place_of(result)
 
 
 def line_in(words):

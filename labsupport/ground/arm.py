@@ -49,7 +49,7 @@ _END_SECONDS = 5  # for a process that was killed to be gone; none was seen to t
 # What faulthandler writes of a crash, in order (Python/traceback.c).
 _CRASHED = "Fatal Python error: "
 _THREAD = re.compile(r"(?m)^((?:Current t|T)hread 0x\w+.*|Stack .*)$")
-_CALL = re.compile(r'(?m)^  File "(.+)", line (\d+) in ')
+_CALL = re.compile(r'(?m)^  File "(.+)", line (\d+) in (.+)$')
 # A crash belongs to the allocator's dump before it if it comes this soon after it; both come from one failed operation.
 _CRASH_SECONDS = 2
 
@@ -461,7 +461,9 @@ def crashed_at(text):
     """
     _, *parts = _THREAD.split(text)
     heads, threads = parts[::2], map(_CALL.findall, parts[1::2])
-    own = [[line_of(file, int(number)) for file, number in calls if is_own(file)] for calls in threads]
+    own = [
+        [line_of(file, int(number), function) for file, number, function in calls if is_own(file)] for calls in threads
+    ]
     current = [lines for lines, head in zip(own, heads) if head.startswith("Current")]
     return next((lines[::-1] for lines in [*current, *own[::-1]] if lines), [])
 
@@ -508,15 +510,16 @@ def told(raised, log, result):
         message = (
             f"the function could not be read in its own process ({message}): what it uses must be importable there"
         )
-    calls = [(frame.file, frame.line) for frame in raised.frames]
+    calls = [(frame.file, frame.line, frame.scope) for frame in raised.frames]
     # An error inside a graph arrives where the graph was called; its text tells where the operation was written.
-    calls += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', raised.message)]
+    inner = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', raised.message)
+    calls += [(name, int(line), function) for name, line, function in inner]
     calls = reversed(
         dict.fromkeys(reversed(calls))
     )  # both may name the same line; once is enough, the innermost stays last
-    frames = [line_of(name, line) for name, line in calls if is_own(name)]
+    frames = [line_of(*call) for call in calls if is_own(call[0])]
     text = _placed(raised.message)
-    shown = [(*line_of(frame.file, frame.line), frame.scope) for frame in raised.frames]
+    shown = [line_of(frame.file, frame.line, frame.scope) for frame in raised.frames]
     stack = "".join(f"  {place}, line {line}, in {scope}\n    {source}\n" for place, line, source, scope in shown)
     return ArmError(raised.cause, message, frames, f"{stack}{raised.type}: {text}", log)
 

@@ -163,10 +163,12 @@ def load():
     """Load TensorFlow; returns where its files lie in memory, for _touch(). An arm that cannot load it says so itself."""
     if sys.platform != "linux":  # elsewhere system libraries do not take a fork well
         return []
+    gc.disable()  # what loading makes stays, and to look through it again and again takes half a second
     with contextlib.suppress(Exception):
         import tensorflow as tf
 
         _ = tf.keras  # loaded on first use
+    gc.enable()
     gc.collect()
     gc.freeze()  # an arm's collection before it starts need not look at TensorFlow's modules again: 0.2 s
     return _resident_files()

@@ -245,7 +245,7 @@ class Census(Struct, frozen=True):
 # How the name of an interval begins in which a model was evaluated, fit()'s validation included.
 EVALUATES = "evaluate(), "
 # The same of a call without a graph or a tape, which counts as a step and is no interval.
-ANSWER = "call of a model"
+ANSWER = "call of a model or layer"
 AN_ITERATOR = "an iterator"  # the name of one in which tf.data makes an iterator: it copies the tensors of its data set
 
 

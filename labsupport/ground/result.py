@@ -24,11 +24,12 @@ SOURCES = {
 
 
 class Line(NamedTuple):
-    """A line of the learner's own code; place: "Cell In[4]" or a file."""
+    """A line of the learner's own code; place: "Cell In[4]" or a file. function: the name of that in which it stands, where it is known."""
 
     place: str
     number: int
     source: str
+    function: str = ""
 
 
 class Cell(NamedTuple):
@@ -42,12 +43,12 @@ class Cell(NamedTuple):
 CELLS = {}  # {file name of a cell's code: Cell}; empty but where a notebook is examined (doctor/cells.py)
 
 
-def line_of(file, number):
+def line_of(file, number, function=""):
     """The Line of a file, or of a notebook cell that ran here."""
     if cell := CELLS.get(file):
         number += cell.above
-        return Line(cell.name, number, "".join(cell.lines[number - 1 : number]).strip())
-    return Line(place(file), number, linecache.getline(file, number).strip())
+        return Line(cell.name, number, "".join(cell.lines[number - 1 : number]).strip(), function)
+    return Line(place(file), number, linecache.getline(file, number).strip(), function)
 
 
 def short(place, number):

@@ -39,7 +39,7 @@ _CARD = template(
 _ERROR = template(
     """\
 <div><b>{{ error.message }}</b>
-{%- for place, number, source in error.frames %}<br><code>{{ place }}, line {{ number }}: {{ source }}</code>{% endfor %}
+{%- for line in error.frames %}<br><code>{{ line.place }}, line {{ line.number }}: {{ line.source }}</code>{% endfor %}
 {% for title, text in folds if text %}<details><summary>{{ title }}</summary>
 <pre tabindex="0" role="region" aria-label="{{ title }}" style="max-height:24em;overflow:auto">{{ text }}</pre></details>{% endfor %}
 </div>"""
