@@ -114,8 +114,9 @@ def retracing(facts, finished):
         rebuilt = not function.own and function.traces <= 2 * function.instances  # Keras makes one for each model
         if function.traces < _TRACES or not _go_on(function.traced_at, function) or rebuilt:
             continue
+        twice = " (the first makes variables, and is traced twice)" * (function.traces > function.calls)
         evidence = [
-            f"tf.function {function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls, "
+            f"tf.function {function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls{twice}, "
             "and still in the second half"
         ]
         if function.instances > _INSTANCES:

@@ -54,7 +54,7 @@ CHANGES = {  # kind: what to change
     "one operation's large output": "work in pieces: the output of this operation need not exist whole",
     "data converted whole": "convert a batch at a time, in map() of a pipeline or in a generator",
     "cache behind repeat()": "put cache() before repeat()",
-    "growth outside TensorFlow": "let go of what the named line keeps, or keep a number of it; what no name holds, in a process that ends",
+    "growth outside TensorFlow": "let go of what the named line keeps, or keep less of it: numbers, a smaller dtype (uint8 for pictures), a largest length (maxlen); what no name holds, in a process that ends",
     "programs that XLA keeps": "let XLA compile once: one function for all models, tensors of one shape; else train each model in a process that ends",
     "copies in child processes": "take fewer workers, or threads, and keep in a worker only what it needs",
     "copy on the host while saving": "set large arrays as weights in place of an initializer's constant",

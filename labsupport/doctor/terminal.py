@@ -96,7 +96,8 @@ def drawn(result):
     """The chart of a run's tensor memory with its axis, as lines of text; none where there are no samples."""
     if len(result.tensors) < 2:
         return []
-    top = max([result.budget if result.budget_given else 0, MIB, *(1.1 * size for _, size in result.tensors)])
+    highest = max(size for _, size in result.tensors)
+    top = max(result.budget, highest) if result.budget_given else max(MIB, 1.1 * highest)
     axis = [f"{top / MIB:,.0f} MiB", *[""] * (_ROWS - 2), "0 MiB"]
     rows = [f"{label:>12} │{line}" for label, line in zip(axis, chart(result.tensors, top))]
     return [*rows, f"{'':12} └{'─' * _COLUMNS} time, {result.tensors[-1][0]:.0f} s"]
@@ -206,7 +207,10 @@ def no_suspect(result):
     return GOOD, f"No suspect: it finished inside its budget, and nothing that stays alive grew with the steps.{edge}"
 
 
-_NO_STEPS = "fewer than two steps were seen (calls of a tf.function, a GradientTape, batches of a data set), by which growth is told"
+_NO_STEPS = (
+    "whether anything grew cannot be told: nothing that repeats was seen (calls of a tf.function, a model or a layer, tapes, batches "
+    "of a data set)"
+)
 
 
 def _has_steps(facts):

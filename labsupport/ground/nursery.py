@@ -168,6 +168,12 @@ def load():
         import tensorflow as tf
 
         _ = tf.keras  # loaded on first use
+        import cloudpickle  # noqa: F401  what each arm needs beside it
+
+        import labsupport.ground.child
+        import labsupport.ground.meter
+        import labsupport.ground.pipe
+        import labsupport.ground.values  # noqa: F401
     gc.enable()
     gc.collect()
     gc.freeze()  # an arm's collection before it starts need not look at TensorFlow's modules again: 0.2 s
