@@ -5,6 +5,7 @@ import functools
 import gc
 import re
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,7 +129,12 @@ class Outputs:
         self.joined = np.zeros(0)
 
 
-LOGS, OUTPUTS = {"loss": [], "error": []}, Outputs()
+@dataclass
+class Pair:
+    key: np.ndarray
+
+
+LOGS, OUTPUTS, CACHE = {"loss": [], "error": []}, Outputs(), {}
 
 
 def test_the_line_is_that_of_the_key_or_attribute_which_holds_most():
@@ -137,6 +143,9 @@ def test_the_line_is_that_of_the_key_or_attribute_which_holds_most():
     of_the_key = sys._getframe().f_lineno - 1
     OUTPUTS.joined = np.concatenate([OUTPUTS.joined, np.ones(1000)])
     of_the_attribute = sys._getframe().f_lineno - 1
+    CACHE[f"user {len(LOGS)}"] = Pair(np.ones(1000))
+    of_the_cache = sys._getframe().f_lineno - 1
+    assert filled_at("CACHE", CACHE).endswith(f"test_alive.py:{of_the_cache}")
     assert filled_at("LOGS", LOGS).endswith(f"test_alive.py:{of_the_key}")
     assert filled_at("OUTPUTS", OUTPUTS).endswith(f"test_alive.py:{of_the_attribute}")
 

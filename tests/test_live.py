@@ -10,7 +10,7 @@ import pytest
 
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause, Phase
-from labsupport.ground.result import ArmError, ArmResult
+from labsupport.ground.result import ArmError, ArmResult, Line
 from labsupport.showing import cards
 from labsupport.showing.live import NotebookPlot, TerminalPlot, svg
 from labsupport.showing.picture import arm_figure, compare_figure
@@ -84,7 +84,7 @@ def died(label=HOSTILE):
     result = running(3, label=label)
     result.seconds, result.figures["peak"] = 3.0, 30 * MIB
     result.phases = [Phase(HOSTILE, 0.0, 2.0, None, None, None)]
-    result.error = ArmError(Cause.OOM, HOSTILE, [(HOSTILE, 1, HOSTILE)], HOSTILE, HOSTILE)
+    result.error = ArmError(Cause.OOM, HOSTILE, [Line(HOSTILE, 1, HOSTILE)], HOSTILE, HOSTILE)
     return result
 
 

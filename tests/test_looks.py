@@ -27,7 +27,7 @@ SAMPLER = [
     import labsupport as lab
     from labsupport.ground.budget import MIB
     from labsupport.ground.record import Cause
-    from labsupport.ground.result import ArmError, ArmResult
+    from labsupport.ground.result import ArmError, ArmResult, Line
     from labsupport.lesson import claims
     from labsupport.lesson.exercises import exercise
     from labsupport.showing.live import NotebookPlot
@@ -65,7 +65,7 @@ SAMPLER = [
         result.tensors = [(0.0, 0), (1.0, peak * MIB)]
         return result
 
-    died = arm("an eager stack of all images", 200, ArmError(Cause.OOM, "no room " * 30, [("Cell In[1]", 1, "x = " + "f(" * 60)], "a traceback", "a log " * 99))
+    died = arm("an eager stack of all images", 200, ArmError(Cause.OOM, "no room " * 30, [Line("Cell In[1]", 1, "x = " + "f(" * 60)], "a traceback", "a log " * 99))
     NotebookPlot(quiet=False).finish(died)
     """,
     "lab.compare(arm('a list of images', 400), died, arm('tf.data', 25))",

@@ -6,6 +6,7 @@ import os
 import sys
 import types
 from functools import cache
+from itertools import zip_longest
 
 from labsupport.doctor.alive import MEMORY, ask
 from labsupport.doctor.names import CACHED, by_name, of_own_class
@@ -28,7 +29,7 @@ def filled_at(name, value, kinds=(*MEMORY, "items")):
     path = _inwards(name.split(" in ")[0].split(".")[-1], value, kinds)
     for target in (_put_into, _given_to):
         put = [one for file in _own_files() for one in _lines(target, file, _size(file))]
-        for root, kind in reversed(path):
+        for (root, kind), (_, outer) in zip_longest(path[::-1], path[-2::-1], fillvalue=("", _NAME)):
             if kind == _NAME:
                 named = [one for one in put if one[1] == root and (target is _put_into or not one[2])]
             else:  # whatever the object is called there: `self`, for one
@@ -36,7 +37,7 @@ def filled_at(name, value, kinds=(*MEMORY, "items")):
             found = {(file, line) for file, _, _, line in named}
             if found:
                 return sendable(_told(*found.pop())) if len(found) == 1 else ""
-            if kind != _KEY:  # a key that is worked out stands in no line
+            if _KEY not in (kind, outer):  # neither a key that is worked out stands in a line nor what lies behind one
                 break
     return ""
 

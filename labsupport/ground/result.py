@@ -94,7 +94,7 @@ class ArmError:
     def __str__(self):
         place = ""
         if self.frames:
-            last = Line(*self.frames[-1])
+            last = self.frames[-1]
             place = f" at {last.place}, line {last.number}: {last.source}"
         return self.message + place
 
