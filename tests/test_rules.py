@@ -585,6 +585,19 @@ def test_what_a_model_of_the_scripts_own_computes_is_told_by_the_line_that_calls
     assert "t.py:12" in evidence(result) and "given [64, 6000], [64]" in evidence(result)
 
 
+@pytest.mark.parametrize(("size", "named"), [(73, ["constants in graphs"]), (2, [])])
+def test_a_table_in_a_graph_is_told_where_there_was_room_for_it(size, named):
+    facts = Facts(steps=[TRAIN], censuses=[Census(1, 0), Census(64, 0)])
+    facts.baked = Converted(2 * size * MIB, size * MIB, "t.py:15")
+    assert kinds(finished(facts)) == named
+
+
+@pytest.mark.parametrize(("steps", "kind"), [(1, "batch-bound activations"), (64, "fragmentation")])
+def test_pieces_that_a_first_step_leaves_are_not_why_its_batch_found_no_room(steps, kind):
+    facts = Facts(steps=[Step(TRAIN.name, "step", count=steps)], censuses=[Census(1, 0)], failed=IN_STEP)
+    assert kinds(died(facts, peak=200 * MIB, wanted=40 * MIB, dumps=[180 * MIB])) == [kind]
+
+
 def test_a_request_of_a_tables_size_is_not_the_batchs():
     table = Census(2, 0, weights=50 * MIB, largest=48 * MIB)
     facts = Facts(steps=[TRAIN], censuses=[Census(1, 0), table], failed=IN_STEP)
@@ -640,7 +653,7 @@ LARGE |= {
     "garbage that waits for the collector": one(weights=5, garbage=180),
     "one operation's large output": Facts(censuses=[Census(0, 0)]),
 }
-LARGE["constants in graphs"].baked = Converted(300 * MIB, 60 * MIB, "t.py:7")
+LARGE["constants in graphs"].baked = Converted(300 * MIB, 12 * MIB, "t.py:7")
 LARGE["input copy"].censuses[0] = Census(1, 0, tensors=200 * MIB, tensor_holders=[Holder("images", 1, 200 * MIB)])
 LARGE["models kept alive"].censuses[1] = Census(2, 0, weights=180 * MIB, models=[Model("Sequential", 60 * MIB)] * 3)
 

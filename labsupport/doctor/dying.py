@@ -251,8 +251,12 @@ def _one_batch(facts, size):
 
 
 def fragmentation(death):
-    """Room enough, but in pieces. Where variables have copies on other devices, the room is that of all devices together."""
-    if death.parts.replicas:
+    """Room enough, but in pieces. Where variables have copies on other devices, the room is that of all devices together.
+
+    A first step leaves pieces, too, and has not asked for all that it needs: it is the batch that is large.
+    """
+    begun = {step.name: step.count for step in death.result.facts.steps if step.kind == "step"}
+    if death.parts.replicas or (death.during and begun.get(death.during.name) == 1):
         return
     used, budget = in_use(death.result) or 0, death.result.budget
     free, rounding = budget - used, _ROUNDING * budget

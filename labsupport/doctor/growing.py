@@ -42,6 +42,8 @@ _EACH_STEP = 0.8
 _AS_MUCH = 2
 # Censuses in their turn from which a rise is told.
 _ENOUGH = 4
+# Bytes of one constant: masks and encodings of positions stay below, tables do not.
+_TABLE = 16 * MIB
 # Graphs with the largest array: for training and for evaluation there are two.
 _GRAPHS = 3
 # Bytes of one thing that is kept, on average: more than a loss or a row of metrics; what to change then.
@@ -96,6 +98,17 @@ def _increase(censuses, size, little_by_little=False):
 def _while_steps_ran(facts):
     """All censuses in their turn but the last, which is from the end, or from the middle of a step that failed."""
     return [census for census in facts.censuses[:-1] if not census.extra]
+
+
+def large_constants(facts, finished):
+    """A table in a graph, also where there was room for it: the process needs many times its size while the graph is made."""
+    baked, again = facts.baked, next(retracing(facts, finished), None)
+    if finished and again is None and baked.largest >= _TABLE:
+        sentence = (
+            f"an array of {mib(baked.largest)} became a constant of a graph at {baked.place}, in all {mib(baked.bytes)} were written "
+            "into definitions of graphs, which the process copies as they are handed on, and holds beside the array"
+        )
+        yield Suspect("constants in graphs", None, [sentence], line_in(baked.place))
 
 
 def new_constants(facts, finished):
@@ -468,6 +481,7 @@ def outside(facts):
 
 GROWTH = (
     programs,
+    large_constants,
     new_constants,
     retracing,
     growing_graph,
