@@ -36,7 +36,7 @@ TABLE = {
     "the_profiler": ("batch-bound activations", "failure", "fix", ()),
     "large_files": ("input copy", "failure", "fix", ()),  # NumPy's array of a file that fit() was given
     "preparing_data": ("data converted whole", "failure", "fix", ()),
-    "what_a_process_keeps": ("old optimizers after compile()", "failure", "fix", ()),
+    "what_a_process_keeps": ("old optimizers", "failure", "fix", ()),
     "will_it_fit": ("batch-bound activations", "failure", "fix", ()),
     "vocabularies_and_pairs": ("batch-bound activations", "failure", "fix", ()),  # the logits
     "loops_that_stay_loops": ("batch-bound activations", "failure", "fix", ()),  # the state of every turn

@@ -421,7 +421,7 @@ def test_iterators_that_are_kept_hold_buffers():
 
 def test_one_model_whose_variables_rise_has_old_optimizers():
     met = lambda number: [msgspec.structs.replace(c, models_met=number) for c in models([8, 8, 16, 24, 32, 40])]
-    assert kinds(finished(Facts(steps=[TRAIN], censuses=met(1)))) == ["old optimizers after compile()"]
+    assert kinds(finished(Facts(steps=[TRAIN], censuses=met(1)))) == ["old optimizers"]
     assert kinds(finished(Facts(steps=[TRAIN], censuses=met(5)))) == ["models kept alive"]
 
 
@@ -812,7 +812,7 @@ def test_what_grows_is_told_with_what_is_large():
 
 def test_every_kind_has_a_rule_and_a_test():
     assert CHANGES.keys() == LABS.keys()
-    grown = {"retracing", "models kept alive", "old optimizers after compile()", "retained tensors", "buffer"}
+    grown = {"retracing", "models kept alive", "old optimizers", "retained tensors", "buffer"}
     grown |= {"cache behind repeat()", "growth outside TensorFlow", "programs that XLA keeps"}
     beside = {"copies in child processes", "copy on the host while saving"}
     assert grown | beside | LARGE.keys() | {"fragmentation", "data converted whole", "work on a whole table"} == set(

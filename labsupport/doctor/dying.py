@@ -625,7 +625,7 @@ def by_size(result, parts, known):
         ]
     ahead = [] if known else [*read_ahead(death)]
     if alone := [*fragmentation(death), *large_output(death), *(ahead or converted_whole(death))]:
-        return known + alone
+        return _in_order(known, alone)
     found = [suspect for rule in SIZE for suspect in rule(death)]
     if death.outside:
         # What TensorFlow's allocator holds is not at fault then, and Python objects that are no arrays may be.
@@ -634,4 +634,9 @@ def by_size(result, parts, known):
     kinds = {suspect.kind for suspect in known}
     found = [suspect for suspect in found if suspect.kind not in kinds]
     most = max((suspect.size or 0 for suspect in [*found, *known]), default=0)
-    return known + [suspect for suspect in found if suspect.size >= _NEARLY * most]
+    return _in_order(known, [suspect for suspect in found if suspect.size >= _NEARLY * most])
+
+
+def _in_order(known, found):
+    """The largest suspects first, and before one that is merely large a nearly as large one that grows: a step works on more of it each time."""
+    return sorted([*known, *found], key=lambda one: -(one.size or 0) / (_NEARLY if one in known else 1))

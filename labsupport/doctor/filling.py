@@ -24,9 +24,9 @@ def filled_at(name, value, kinds=(*MEMORY, "items")):
 
     kinds: of by_name(), what is looked for in it. Where nothing is put into it, it is the one line that gives the name its value.
     """
-    if isinstance(value, CACHED):  # by its own calls
-        return sendable(_told(value.__wrapped__.__code__.co_filename, value.__wrapped__.__code__.co_firstlineno))
-    path = _inwards(name.split(" in ")[0].split(".")[-1], value, kinds)
+    path, inmost = _inwards(name.split(" in ")[0].split(".")[-1], value, kinds)
+    if isinstance(inmost, CACHED):  # by its own calls
+        return sendable(_told(inmost.__wrapped__.__code__.co_filename, inmost.__wrapped__.__code__.co_firstlineno))
     for target in (_put_into, _given_to):
         put = [one for file in _own_files() for one in _lines(target, file, _size(file))]
         for (root, kind), (_, outer) in zip_longest(path[::-1], path[-2::-1], fillvalue=("", _NAME)):
@@ -43,7 +43,7 @@ def filled_at(name, value, kinds=(*MEMORY, "items")):
 
 
 def _inwards(name, value, kinds):
-    """[(name, kind)] from a name to what is nearest to what is held: of an object its heaviest attribute, of a dict its heaviest key, of a function what it took from around it."""
+    """([(name, kind)], the last object) from a name to what is nearest to what is held: of an object its heaviest attribute, of a dict its heaviest key, of a function what it took from around it."""
     path = [(name, _NAME)]
     for _ in range(_DEEPEST):
         inner = ask(_parts, value, {})
@@ -54,7 +54,7 @@ def _inwards(name, value, kinds):
         kind = _KEY if isinstance(value, dict) else _NAME if isinstance(value, types.FunctionType) else _ATTRIBUTE
         path.append((heaviest, kind))
         value = inner[heaviest]
-    return path
+    return path, value
 
 
 def _parts(value):
@@ -65,7 +65,7 @@ def _parts(value):
         value = value.__self__
     if isinstance(value, types.FunctionType):
         return {name: cell.cell_contents for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ())}
-    return dict(vars(value)) if of_own_class(value) else {}
+    return dict(vars(value)) if isinstance(value, type) or of_own_class(value) else {}
 
 
 def _told(file, line):

@@ -233,10 +233,9 @@ def earlier_models(facts, finished):
                 "or what fit() returns, which holds its model (keep history.history)"
             )
     if last.models_met == 1:
-        evidence.append(
-            "there is one model: each compile() makes a new optimizer, and an old train function keeps the old one"
-        )
-        yield Suspect("old optimizers after compile()", grown, evidence)
+        of_compile = ": each compile() makes one, and an old train function keeps the old one" * (holder is None)
+        evidence.append(f"there is one model, and each new optimizer comes with new slots{of_compile}")
+        yield Suspect("old optimizers", grown, evidence, holder.place if holder else "")
         return
     place = (holder and (holder.place or _filled_before(facts))) or facts.made.get("model") or _used_at(facts)
     yield Suspect("models kept alive", grown, evidence, place, change)

@@ -52,7 +52,6 @@ def diagnose(result):
     if died_of_memory(result):
         parts = as_made(result, parts)
         suspects = suspects if beside else by_size(result, parts, suspects)
-        suspects.sort(key=lambda suspect: -(suspect.size or 0))
     suspects = [replace(suspect, place=suspect.place or _made_at(suspect, facts)) for suspect in suspects]
     return Diagnosis(result, suspects, parts, growth(facts))
 
@@ -62,7 +61,7 @@ _MAKES = {  # kind: what a script makes there, of Facts.made
     "weights": "model",
     "replicas": "model",
     "optimizer state": "optimizer",
-    "old optimizers after compile()": "optimizer",
+    "old optimizers": "optimizer",
     "copies in child processes": "process",
 }
 

@@ -5,7 +5,7 @@ one goes on holding the old slots although no name leads to them. One model, man
 Fix: compile once; set the learning rate on the optimizer that exists.
 """
 
-# kind: old optimizers after compile()
+# kind: old optimizers
 # budget: 384 MiB
 # line: model.compile(keras.optimizers.Adam(1e-3 / (phase + 1)),
 import sys
