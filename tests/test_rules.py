@@ -757,14 +757,15 @@ def test_passes_that_one_tape_keeps_are_told_by_its_line(failing, told, name, ch
 @pytest.mark.parametrize(
     ("wanted", "given", "weights", "pairs"),
     [
-        ([512, 512, 64], [[512, 64], [512]], [[64, 64]], True),
-        ([512, 512, 64], [[512, 64]], [[64, 512]], False),  # units
-        ([64, 64, 64, 3], [[64, 64, 64, 3]], [], False),  # images as wide as there are of them
-        ([16, 16, 900, 900], [[16, 900]], [], False),  # heads
-        ([512, 128, 64], [[512, 128]], [], False),
-        ([512, 512, 64], [], [], False),  # nothing known
+        ([512, 512, 64], [[512, 64], [512]], [[64, 64]], "stand twice"),
+        ([512, 512, 512], [[512, 64], [512]], [[64, 64]], "stand three times"),
+        ([512, 512, 64], [[512, 64]], [[64, 512]], ""),  # units
+        ([64, 64, 64, 3], [[64, 64, 64, 3]], [], ""),  # images as wide as there are of them
+        ([16, 16, 900, 900], [[16, 900]], [], ""),  # heads
+        ([512, 128, 64], [[512, 128]], [], ""),
+        ([512, 512, 64], [], [], ""),  # nothing known
     ],
-    ids=["pairs", "units", "sides", "heads", "rows", "unknown"],
+    ids=["pairs", "triplets", "units", "sides", "heads", "rows", "unknown"],
 )
 def test_rows_that_stand_twice_are_pairs(wanted, given, weights, pairs):
     facts = one(weights=5)
@@ -772,7 +773,28 @@ def test_rows_that_stand_twice_are_pairs(wanted, given, weights, pairs):
     result = died(facts, wanted=60 * MIB)
     (suspect,) = diagnose(result).suspects
     assert suspect.kind == ("one operation's large output" if pairs else "batch-bound activations")
-    assert (suspect.place == "t.py:6") == pairs == ("the 512 rows of the batch stand twice" in evidence(result))
+    told = "the 512 rows of the batch stand" in evidence(result)
+    assert (suspect.place == "t.py:6") == told == bool(pairs) and pairs in evidence(result)
+    assert ("an eighth" in suspect.change) == (pairs == "stand three times")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "weights", "told"),
+    [
+        ([8, 4, 900, 900], [[8, 900, 12]], [[12, 32]], True),
+        ([8, 900, 900], [[8, 900, 12]], [[900, 900]], False),  # units
+        ([64, 128, 128, 32], [[64, 128, 128, 3]], [], False),  # sides of images
+        ([64, 64, 64, 96], [[64, 128, 128, 3]], [], False),
+        ([8, 4, 900, 900], [], [], False),  # nothing known
+    ],
+    ids=["scores", "units", "sides", "smaller sides", "unknown"],
+)
+def test_a_length_that_stands_twice_is_told(wanted, given, weights, told):
+    facts = one(weights=5)
+    facts.failing = Failing(wanted=wanted, given=given, weights=weights)
+    result = died(facts, wanted=60 * MIB)
+    (suspect,) = diagnose(result).suspects
+    assert told == ("its 900 stands in it twice" in evidence(result)) == suspect.change.startswith("shorten")
 
 
 @pytest.mark.parametrize(("tapes", "told"), [(0, True), (1, False)])
@@ -937,7 +959,10 @@ def test_parts_never_add_up_to_more_than_the_peak_and_what_was_wanted():
         assert sum(size for _, size in parts.rows()) == highest  # what found no room stands apart
         death = Death.of(result, parts)
         seen = parts.data + parts.buffers + parts.working + parts.wanted
-        assert death.data + death.buffers + death.working == seen
+        # What had been let go when memory ran out was not in use then.
+        gone = 0 < result.dumps[0] < highest
+        assert death.data + death.buffers + death.working <= seen
+        assert gone or death.data + death.buffers + death.working == seen
 
 
 def test_parts_are_told_largest_first_without_empty_ones():

@@ -72,9 +72,24 @@ _CACHE_LESS = (
     "cache() keeps every element: put it before what makes elements large (decoding, resizing, casting), give it a file, as in "
     'cache("elements"), or do without'
 )
-_WITHOUT_PAIRS = (
-    "let no tensor hold a row for each pair: squared distances are |a|² + |b|² − 2 a·b, with one matrix product for all a·b; else "
-    "work through the rows in pieces, in a function under tf.recompute_grad where gradients are taken; half a batch has a quarter of it"
+_IN_PIECES = "work through the rows in pieces, in a function under tf.recompute_grad where gradients are taken"
+# times that the rows of a batch stand in a shape: in words, what it grows with, what to change
+_EACH_WITH_EACH = {
+    2: (
+        "twice",
+        "each row with each. It grows with the square of the batch",
+        "let no tensor hold a row for each pair: squared distances are |a|² + |b|² − 2 a·b, with one matrix product for all a·b; else "
+        f"{_IN_PIECES}; half a batch has a quarter of it",
+    ),
+    3: (
+        "three times",
+        "each row with each two. It grows with the cube of the batch",
+        f"compare each row with few others, such as the hardest two by their distances, or {_IN_PIECES}; half a batch has an eighth of it",
+    ),
+}
+_SHORTER = (
+    "shorten what is compared with itself (half the length has a quarter of the scores), or halve the batch until it fits, with "
+    "gradient_accumulation_steps=2, 4, … if the updates shall stay as they are"
 )
 _IN_CALLS_OF_THEIR_OWN = (
     "call the tf.function once for each pass, each with a tape of its own, and add the gradients up in place of the losses: in one "
@@ -118,6 +133,8 @@ class Death:
         if during and during.name.startswith(ANSWER):
             during = None
         outside = result.error.cause not in (Cause.OOM, Cause.CRASH_OUT)
+        if not outside and (used := in_use(result)):
+            parts = _still(parts, used)
         copied = min(facts.converted.now, parts.wanted)  # what was asked for was the copy of an array
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
@@ -191,6 +208,15 @@ class Death:
         return rows if first and large and not any(rows in shape for shape in failing.weights) else 0
 
     @property
+    def squared(self):
+        """A length, such as that of sequences, that stands twice in the shape that found no room and once in what the step was given; 0 where none does."""
+        failing = self.result.facts.failing
+        inner = failing.wanted[1:]
+        twice = [n for n in inner if n >= _ROWS_TWICE and inner.count(n) == 2]
+        given = [max((shape[1:].count(n) for shape in failing.given), default=0) for n in twice]
+        return twice[0] if twice and given[0] == 1 and not any(twice[0] in shape for shape in failing.weights) else 0
+
+    @property
     def joining(self):
         """The operation beside any step that was to join pieces into one; "" for others."""
         error = self.result.error
@@ -203,6 +229,13 @@ class Death:
     def failing(self):
         """A sentence about what failed."""
         return f"the allocation that failed was for {mib(self.wanted)}" if self.wanted else self.result.error.message
+
+
+def _still(parts, used):
+    """Parts of the peak as far as they can have been in use when memory ran out: what was let go before is taken from the work of operations, then from data."""
+    gone = max(0, sum(size for _, size in parts.rows()) - used)
+    working = max(0, parts.working - gone)
+    return replace(parts, working=working, data=max(0, parts.data - gone + parts.working - working))
 
 
 def _no_step(facts):
@@ -328,7 +361,8 @@ def activations(death):
             return
         if death.pairs:
             place = facts.failing.made_at or place_of(death.result)
-            yield Suspect(_ONE_OUTPUT, death.working, [*_pairs(death), where], place, _WITHOUT_PAIRS)
+            *told, change = _pairs(death)
+            yield Suspect(_ONE_OUTPUT, death.working, [*told, where], place, change)
             return
     elif death.during:
         where = f"the pipeline prepared one batch, which is large in itself: {', '.join(buffered(facts))}"
@@ -338,6 +372,10 @@ def activations(death):
     if shapes := facts.failing.given:
         given = ", ".join(map(str, shapes[:_SHAPES]))
         evidence.append(f"that was a tensor of the shape {facts.failing.wanted}; the step was given {given}")
+    if death.squared:
+        evidence.append(
+            f"its {death.squared} stands in it twice: each place with each, which grows with the square of that length"
+        )
     if death.parts.weights:  # where none were seen, the run may have died before anybody could count them
         evidence.append(f"weights are {mib(death.parts.weights)}, optimizer slots {mib(death.parts.slots)}")
     if death.parts.working and death.parts.wanted:
@@ -352,19 +390,20 @@ def activations(death):
         if sentences := [*_not_recomputed(facts)]:
             evidence += [*map(itemgetter(0), sentences)]
             change = "; ".join(map(itemgetter(1), sentences))
+    change = change or _SHORTER * bool(death.squared)
     yield Suspect("batch-bound activations", death.working, evidence, place, change)
 
 
 def _pairs(death):
-    """Sentences on a tensor that has each row of a batch with each."""
+    """Sentences on a tensor that has each row of a batch with each, and what to change."""
     rows, wanted = death.pairs, death.result.facts.failing.wanted
-    without = " × ".join(map(str, [rows, rows]))
-    yield (
-        f"the {rows} rows of the batch stand twice in the tensor that found no room, {wanted}, {mib(death.wanted)}: each row with "
-        "each. It grows with the square of the batch"
-    )
-    if len(wanted) > 2:
-        yield f"its {without} results alone are {mib(death.wanted / math.prod(wanted[2:]))}"
+    times = 3 if wanted[2:3] == [rows] else 2
+    words, grows, change = _EACH_WITH_EACH[times]
+    yield f"the {rows} rows of the batch stand {words} in the tensor that found no room, {wanted}, {mib(death.wanted)}: {grows}"
+    if wanted[times:]:
+        without = " × ".join(map(str, wanted[:times]))
+        yield f"its {without} results alone are {mib(death.wanted / math.prod(wanted[times:]))}"
+    yield change
 
 
 def _not_recomputed(facts):
@@ -449,6 +488,10 @@ def _while_made(death):
     made = parts.weights + parts.slots + parts.other_variables
     if made + parts.wanted > budget:
         return ["memory ran out while variables were made: the model and its optimizer are larger than the budget"], ""
+    if 2 * (made + parts.wanted) > budget:
+        return [
+            "memory ran out while variables were made: with gradients, which are as large, they need more than the budget"
+        ], ""
     beside = f", beside {mib(made)} of them" * bool(made)
     sentence = (
         f"memory ran out while variables were made{beside}: the first value of each is worked out by several "
@@ -547,7 +590,7 @@ def optimizer_state(death):
         if parts.other_variables > GROWTH_LEAST:
             sizes += f", other variables (masks, accumulators) {mib(parts.other_variables)}"
         told = [
-            "memory ran out in the optimizer's update: its intermediates have the size of the weights"
+            "memory ran out in the optimizer's update: its intermediates have the sizes of what it updates"
         ] * death.updating
         # Beside what earlier models and optimizers left, the update is the last straw and not the load.
         update = death.working if death.updating and not parts.earlier_models else 0

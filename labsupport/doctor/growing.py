@@ -64,7 +64,7 @@ _DATA_SETS = (
 _IN_PLACE_OF = {
     "tensors": "these are no single numbers: let go of each when it has been used, or keep a bounded number of them (a deque with a "
     "maxlen, a cache with a largest size); where all are wanted, copy each into an array of NumPy's that is made beforehand "
-    "(all[start:end] = part), which is no device memory; where only their sum or mean is, add each to one sum at once; else keep "
+    "(all[start:end] = part), which spares a GPU and no CPU; where only their sum or mean is, add each to one sum at once; else keep "
     "numbers of them",
     "arrays": "these are no single numbers: keep the last or the best alone, give a cache a largest size, or write each into a file "
     "as it comes (np.save(), model.save_weights()); else keep numbers of them",

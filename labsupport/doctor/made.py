@@ -33,12 +33,15 @@ class Made:
         self._stages = WeakKeyDictionary()  # tf.data.Dataset: line
 
     def watch_tensorflow(self):
-        """Wrap what makes stages of pipelines and what recomputes, and note when the process forks."""
+        """Wrap what makes stages of pipelines, what recomputes and what starts processes, and note when this one forks."""
+        from multiprocessing.process import BaseProcess
+
         import tensorflow as tf
         from tensorflow.python.data.ops.dataset_ops import DatasetV2
         from tensorflow.python.eager import context, record
 
         wrap(DatasetV2, "__init__", self._stage)
+        wrap(BaseProcess, "start", self._process)
         wrap(tf, "recompute_grad", self._recompute)
         wrap(record, "stop_recording", self._not_recorded)
         wrap(context.Context, "clear_kernel_cache", self._cleared)
@@ -83,6 +86,10 @@ class Made:
     def _model(self, original, cls, *args, **kwargs):
         self._note("model")
         return original(cls, *args, **kwargs)
+
+    def _process(self, original, process):
+        self._note("process")
+        original(process)
 
     def _optimizer(self, original, optimizer, *args, **kwargs):
         self._note("optimizer")

@@ -157,6 +157,6 @@ def passes_under_tape(facts):
     if failing.uses >= MANY_USES and failing.loop:
         return (
             f"each weight was used some {failing.uses} times while one tape was open, in the loop at {failing.loop}: the tape keeps what "
-            "each time computed until gradients are taken"
+            "each time computed until gradients are taken, and with persistent=True until the tape is let go"
         )
     return ""
