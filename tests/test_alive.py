@@ -124,6 +124,17 @@ def test_what_a_function_caches_is_its(maxsize):
     assert (held["arrays"], held["number of arrays"]) == (8 * 4006, 4)
 
 
+class Store:
+    @functools.lru_cache(None)  # noqa: B019  which keeps what it gives for as long as the class is there
+    def load(self, number):
+        return np.ones(1000 + number)
+
+
+def test_the_line_of_a_cache_on_a_method_is_the_methods():
+    Store().load(1)
+    assert filled_at("Store", Store).endswith(f"test_alive.py:{Store.load.__wrapped__.__code__.co_firstlineno}")
+
+
 class Outputs:
     def __init__(self):
         self.joined = np.zeros(0)

@@ -425,6 +425,22 @@ def test_one_model_whose_variables_rise_has_old_optimizers():
     assert kinds(finished(Facts(steps=[TRAIN], censuses=met(5)))) == ["models kept alive"]
 
 
+def test_old_optimizers_that_a_name_holds_are_no_work_of_compile():
+    rows = models([8, 8, 16, 24, 32, 40])
+    held = [Holder("trainers", 0, census.held, "t.py:25") for census in rows]
+    rows = [msgspec.structs.replace(c, models_met=1, model_holders=[one]) for c, one in zip(rows, held)]
+    (suspect,) = diagnose(finished(Facts(steps=[TRAIN], censuses=rows))).suspects
+    assert (suspect.kind, suspect.place) == ("old optimizers", "t.py:25")
+    assert not any("compile()" in sentence for sentence in suspect.evidence)
+
+
+@pytest.mark.parametrize(("kept", "first"), [(110, "retained tensors"), (60, "batch-bound activations")])
+def test_what_grows_stands_before_what_it_makes_nearly_as_large(kept, first):
+    taken = censuses(tensors=[2, 2, kept // 8, kept // 4, kept // 2, kept])
+    facts = Facts(steps=[TRAIN], censuses=taken, failed=IN_STEP)
+    assert kinds(died(facts, peak=240 * MIB))[0] == first
+
+
 def test_a_cache_grows_without_end_only_behind_repeat():
     growing = censuses(buffers=[2, 2, 4, 8, 16, 32], iterators=[1] * 6)
     cache = lambda endless: [Buffer(32 * MIB, "Cache, 16 elements", endless)]
