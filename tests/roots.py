@@ -187,7 +187,7 @@ def _load_for_kernels():
 
 
 def _be_kernel(connection):
-    gc.unfreeze()
+    # What was loaded stays frozen, see load(): each collection in a lab's kernel took half a second to look through it again.
     request, streams = nursery.receive(connection)
     connection.close()
     nursery.settle(request, streams)

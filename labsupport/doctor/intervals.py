@@ -7,7 +7,11 @@ _MOST_LEVELS = 400
 
 
 class Intervals:
-    """At most one interval is open; beginning another ends it. Levels are bytes from the allocator's counters."""
+    """At most one interval is open; beginning another ends it. Levels are bytes from the allocator's counters.
+
+    To read these costs a loop of small steps most of what we do there. So where a kind of step has been seen so often that
+    its levels are thinned out, those between are only counted: such a one has the level that was read last.
+    """
 
     def __init__(self, gauge):
         self._gauge = gauge
@@ -15,37 +19,44 @@ class Intervals:
         self.total = 0  # steps of all kinds
         self.open = None
         self.failed = None  # the interval in which an exception began
+        self._level, self._was_read = None, True  # what was read last, and whether at the begin of the open interval
 
     def begin(self, kind, name):
         """kind: "step" or "input"."""
-        level, peak = self._gauge.lap()  # to read the allocator costs a loop of small steps most of what we do there
+        self._level, peak = self._gauge.lap()
         self._close(peak)
-        self.open = Interval(kind, name, level)
+        self.open = Interval(kind, name, self._level)
 
     def begin_step(self, name, kind="step"):
         """kind: "step", or "input" in a loop over batches in which nothing else is a step."""
         step = self.steps.get(name)
         if step is None:
             step = self.steps[name] = Step(name, kind)
-        self.begin(kind, name)
         step.count += 1
         self.total += 1
-        if (step.count - 1) % step.every == 0 and self.open.level is not None:
-            step.levels.append((step.count, self.open.level))
+        of_levels, in_turn = (step.count - 1) % step.every == 0, self.total & (self.total - 1) == 0
+        if not (of_levels or in_turn):  # at steps 1, 2, 4, … what is alive is counted
+            self.end()
+            self.open, self._was_read = Interval(kind, name, self._level), False
+            return
+        self.begin(kind, name)
+        if of_levels and self._level is not None:
+            step.levels.append((step.count, self._level))
             if len(step.levels) > _MOST_LEVELS:
                 step.levels, step.every = step.levels[::2], 2 * step.every
 
     def end(self):
         """End the interval that is open, if one is."""
         if self.open is not None:
-            self._close(self._gauge.lap_peak())
+            self._close(self._gauge.lap_peak() if self._was_read else None)
 
     def _close(self, peak):
-        """peak: bytes, the most in use since the open interval began."""
+        """peak: bytes, the most in use since the open interval began; of one that was not read it is not known."""
         ended, self.open = self.open, None
-        if ended is not None and ended.kind == "step" and ended.level is not None:
+        if ended is not None and self._was_read and ended.kind == "step" and ended.level is not None:
             step = self.steps[ended.name]
             step.rise = max(step.rise, peak - ended.level)
+        self._was_read = True
 
     def note_failure(self):
         """Remember the interval in which an exception began, before unwinding closes it."""
