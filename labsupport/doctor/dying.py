@@ -490,7 +490,8 @@ def _while_made(death):
         return ["memory ran out while variables were made: the model and its optimizer are larger than the budget"], ""
     if 2 * (made + parts.wanted) > budget:
         return [
-            "memory ran out while variables were made: with gradients, which are as large, they need more than the budget"
+            "memory ran out while variables were made: most trainings need more than the budget then, for gradients, and for each "
+            "slot of an optimizer, as much again"
         ], ""
     beside = f", beside {mib(made)} of them" * bool(made)
     sentence = (

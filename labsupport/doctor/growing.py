@@ -54,7 +54,7 @@ _ONE_SIGNATURE = (
 )
 _ONE_MODEL = (
     "build and compile one model, and give it its first weights again for each fold or trial (set_weights(), and the optimizer's "
-    "variables to zero), or train each in a process that ends: TensorFlow keeps the variables of a traced train function, also "
+    "slots and iterations to zero), or train each in a process that ends: TensorFlow keeps the variables of a traced train function, also "
     "when its model is let go and behind clear_session()"
 )
 _DATA_SETS = (

@@ -48,7 +48,7 @@ CHANGES = {  # kind: what to change
     "fragmentation": "pad to few sizes, so that freed pieces fit again",
     "weights": "the model alone fills the budget: take narrower layers, fewer of them, or float16 weights where it only answers",
     "constants in graphs": "give the array as an argument of the function, as a tensor",
-    "old optimizers": "make one optimizer, compile once, and set its learning_rate afterwards; for first values again set its variables to zero",
+    "old optimizers": "make one optimizer, compile once, and set its learning_rate afterwards; where it shall begin anew, set its slots and its iterations to zero",
     "garbage that waits for the collector": "break the cycle of references, or call gc.collect() between epochs",
     "work on a whole table": "look rows up before anything else is done with the table, with no regularizer and no common norm on it, or take a smaller one",
     "one operation's large output": "work in pieces: the output of this operation need not exist whole",

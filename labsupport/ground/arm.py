@@ -39,7 +39,7 @@ _WATCH_SLACK = 512 * MIB
 _WATCH_SECONDS = 0.5
 # Of what a family may hold, by its resident sets, which count shared pages again in each: from here on it is read what is each one's own.
 _LOOK_CLOSER = 0.3
-# Times smaller than the largest child: such a one is not counted among them, as Python's resource tracker (8 MiB).
+# Times smaller than the largest child: such a one is not counted among them, as Python's resource tracker (6 MiB).
 _NONE_OF_THEM = 8
 _SPARING = 20  # times as long as it takes to read them they are not read again: that keeps it under 5 % of one core
 _MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback has more
