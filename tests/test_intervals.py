@@ -22,12 +22,22 @@ class Gauge:
         self.level += leaves
 
 
-def test_many_steps_are_counted_and_few_are_read():
+def noted(number, takes, leaves, batch=0):
+    """(gauge, Intervals) after so many steps; batch: bytes that a batch takes behind each of them, where there is one."""
     gauge = Gauge()
     intervals = Intervals(gauge)
-    for _ in range(20_000):
+    for _ in range(number):
         intervals.begin_step("f")
-        gauge.step(takes=100, leaves=1)
+        gauge.step(takes, leaves)
+        if batch:
+            intervals.begin("input", "a batch")
+            gauge.step(takes=batch, leaves=0)
+            intervals.end()
+    return gauge, intervals
+
+
+def test_many_steps_are_counted_and_few_are_read():
+    gauge, intervals = noted(20_000, takes=100, leaves=1)
     step = intervals.steps["f"]
     assert (step.count, intervals.total) == (20_000, 20_000)
     assert all(level == number - 1 for number, level in step.levels) and step.levels[-1][0] > 19_000
@@ -42,12 +52,5 @@ def test_many_steps_are_counted_and_few_are_read():
 
 
 def test_what_runs_between_steps_ends_them():
-    gauge = Gauge()
-    intervals = Intervals(gauge)
-    for _ in range(1_000):
-        intervals.begin_step("f")
-        gauge.step(takes=10, leaves=0)
-        intervals.begin("input", "a batch")
-        gauge.step(takes=1_000, leaves=0)
-        intervals.end()
+    _, intervals = noted(1_000, takes=10, leaves=0, batch=1_000)
     assert intervals.steps["f"].rise == 10

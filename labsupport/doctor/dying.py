@@ -253,9 +253,8 @@ def _before_training(result):
 
 def _filling(facts, parts):
     """Whether a pipeline filled its buffers for the first step: by the size of what was asked for, it was part of one element."""
-    largest = next(iter(facts.buffers), None)
-    found = largest and _ELEMENTS.search(largest.name)
-    small = found and 0 < parts.wanted <= largest.size / max(1, int(found[1]))
+    size, elements = _most_buffered(facts)
+    small = elements is not None and 0 < parts.wanted <= size / max(1, elements)
     much = parts.buffers > _FILLED * (parts.buffers + parts.working)
     return bool(small and much and all(step.count <= 1 for step in facts.steps))
 
@@ -278,9 +277,15 @@ def _in_a_pipeline(interval):
 
 def _one_batch(facts, size):
     """Whether a pipeline has one element at a time, and asked for another as large: it is the batch that is large."""
+    buffered_size, elements = _most_buffered(facts)
+    return bool(elements == 1 and size and size > buffered_size / 2)
+
+
+def _most_buffered(facts):
+    """(bytes, elements) of the stage that was seen to buffer most; (0, None) where that is not known."""
     largest = next(iter(facts.buffers), None)
     found = largest and _ELEMENTS.search(largest.name)
-    return bool(found and int(found[1]) == 1 and size and size > largest.size / 2)
+    return (largest.size, int(found[1])) if found else (0, None)
 
 
 def fragmentation(death):

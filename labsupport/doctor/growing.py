@@ -100,19 +100,8 @@ def _while_steps_ran(facts):
     return [census for census in facts.censuses[:-1] if not census.extra]
 
 
-def large_constants(facts, finished):
-    """A table in a graph, also where there was room for it: the process needs many times its size while the graph is made."""
-    baked, again = facts.baked, next(retracing(facts, finished), None)
-    if finished and again is None and baked.largest >= _TABLE:
-        sentence = (
-            f"an array of {mib(baked.largest)} became a constant of a graph at {baked.place}, in all {mib(baked.bytes)} were written "
-            "into definitions of graphs, which the process copies as they are handed on, and holds beside the array"
-        )
-        yield Suspect("constants in graphs", None, [sentence], line_in(baked.place))
-
-
 def new_constants(facts, finished):
-    """Large arrays in the graphs of a function that is traced again and again: each graph has copies of its own."""
+    """Large arrays in graphs: each graph of a function that is traced again and again has copies of its own, and a table costs the process many times its size while one is made, also where there was room for it."""
     baked, again = facts.baked, next(retracing(facts, finished), None)
     if again is not None and baked.bytes >= max(_GRAPHS * baked.largest, GROWTH_LEAST):
         sentence = (
@@ -120,6 +109,12 @@ def new_constants(facts, finished):
             "new graph has copies of its own"
         )
         yield Suspect("constants in graphs", baked.bytes, [sentence, *again.evidence], line_in(baked.place))
+    if finished and again is None and baked.largest >= _TABLE:
+        sentence = (
+            f"an array of {mib(baked.largest)} became a constant of a graph at {baked.place}, in all {mib(baked.bytes)} were written "
+            "into definitions of graphs, which the process copies as they are handed on, and holds beside the array"
+        )
+        yield Suspect("constants in graphs", None, [sentence], line_in(baked.place))
 
 
 def retracing(facts, finished):
@@ -480,7 +475,6 @@ def outside(facts):
 
 GROWTH = (
     programs,
-    large_constants,
     new_constants,
     retracing,
     growing_graph,

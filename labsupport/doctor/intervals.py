@@ -21,6 +21,11 @@ class Intervals:
         self.failed = None  # the interval in which an exception began
         self._level, self._was_read = None, True  # what was read last, and whether at the begin of the open interval
 
+    @property
+    def in_turn(self):
+        """Whether the last step is one of 1, 2, 4, 8, …, at which what is alive is counted: the cost stays small, the last half is seen."""
+        return self.total & (self.total - 1) == 0
+
     def begin(self, kind, name):
         """kind: "step" or "input"."""
         self._level, peak = self._gauge.lap()
@@ -34,8 +39,8 @@ class Intervals:
             step = self.steps[name] = Step(name, kind)
         step.count += 1
         self.total += 1
-        of_levels, in_turn = (step.count - 1) % step.every == 0, self.total & (self.total - 1) == 0
-        if not (of_levels or in_turn):  # at steps 1, 2, 4, … what is alive is counted
+        of_levels = (step.count - 1) % step.every == 0
+        if not (of_levels or self.in_turn):
             self.end()
             self.open, self._was_read = Interval(kind, name, self._level), False
             return

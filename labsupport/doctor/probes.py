@@ -203,7 +203,7 @@ class Probe:
         total = self._intervals.total
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
-        turn = total & (total - 1) == 0  # at steps 1, 2, 4, 8, …: the cost stays small, the last half is seen
+        turn = self._intervals.in_turn
         level = self._intervals.open.level or 0
         if first or turn and total <= _FIRST_STEPS or (turn or self._has_grown(level)) and self._affordable(level):
             self._counted = max(level, self._counted)

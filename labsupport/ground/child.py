@@ -141,10 +141,8 @@ def record_of(error, setup=False):
     from labsupport.ground.record import Cause, Raised, sendable
 
     frames, calls = _frames(error.__traceback__)
-    message = _text(error)
-    while _MADE_ANEW in message and error.__context__ is not None:
+    while _MADE_ANEW in (message := _text(error)) and error.__context__ is not None:
         error = error.__context__
-        message = _text(error)
     kind = type(error)
     kinds = _kinds(error, message)
     if "ResourceExhaustedError" in kinds or NO_ROOM_FOR_CONSTANT in message:
