@@ -1,5 +1,6 @@
 """Functions and scripts run in an arm with the doctor's probes: TensorFlow is loaded there once for all of them."""
 
+import gc
 import runpy
 import sys
 from pathlib import Path
@@ -18,7 +19,13 @@ class NoPlot(TerminalPlot):
 def examined(function, args, keywords):
     """The diagnosis of an arm, run as its lab runs it, with the probes in its process."""
     given = {name: keywords[name] for name in ("budget", "outside", "env", "logical_devices") if name in keywords}
-    return diagnose(watched(Job(examine, (function, args), label="arm", timeout=120, **given), NoPlot))
+    return diagnose(watched(Job(_examined, (function, args), label="arm", timeout=120, **given), NoPlot))
+
+
+def _examined(function, args):
+    """In the arm. Each census would look through all that the libraries hold, which took more than a third of such a test."""
+    gc.freeze()
+    return examine(function, args)
 
 
 def run_as_main(path, arguments):
