@@ -319,33 +319,9 @@ def make_pipeline(images):
 
 
 # %% tags=["wrong"]
-# says: decoded buffer
-def make_pipeline(images):
-    return images.cache().map(augment, num_parallel_calls=4).batch(BATCH).prefetch(2)
-
-
-# %% tags=["wrong"]
 # says: not augmented any more
 def make_pipeline(images):
     return images.shuffle(64).batch(BATCH).prefetch(1)
-
-
-# %% tags=["wrong"]
-# says: eager stack
-def image_dataset(files, labels):
-    images = np.stack([decode(file) for file in files]).astype("float32")
-    return tf.data.Dataset.from_tensor_slices((images, labels))
-
-
-def make_pipeline(images):
-    return images.shuffle(64).map(augment).batch(BATCH)
-
-
-# %% tags=["wrong"]
-# says: labels of others
-def image_dataset(files, labels):
-    images = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).map(decode)
-    return tf.data.Dataset.zip(images, tf.data.Dataset.from_tensor_slices(labels))
 
 
 # %% [markdown]
@@ -446,33 +422,6 @@ def search(rates, train, validation, epochs):
 # %% tags=["wrong"]
 # says: model per trial
 def search(rates, train, validation, epochs):
-    model, batches, results = build_model(), make_pipeline(train), {}
-    start = model.get_weights()
-    for rate in rates:
-        model.set_weights(start)
-        step, history = make_step(model, keras.optimizers.Adam()), []  # a new one, from zero
-        for epoch in range(epochs):
-            train_epoch(step, batches, learning_rate(rate, epoch), history)
-        results[rate] = evaluate(model, validation), history
-    return results
-
-
-# %% tags=["wrong"]
-# says: weights that another rate left
-def search(rates, train, validation, epochs):
-    model, optimizer = build_model(), keras.optimizers.Adam()
-    step, batches, results = make_step(model, optimizer), make_pipeline(train), {}
-    for rate in rates:
-        history = []
-        for epoch in range(epochs):
-            train_epoch(step, batches, learning_rate(rate, epoch), history)
-        results[rate] = evaluate(model, validation), history
-    return results
-
-
-# %% tags=["wrong"]
-# says: model per trial
-def search(rates, train, validation, epochs):
     import gc
 
     results = {}
@@ -494,15 +443,6 @@ def train_epoch(step, batches, rate, history):
     for images, labels in batches:
         loss, norm = step(images, labels, rate)
         history.append((loss.numpy(), images.numpy()))
-
-
-# %% tags=["wrong"]
-# says: where half of the answers are right
-def evaluate(model, images):
-    shares = []
-    for pictures, labels in images.batch(96):
-        shares.append(np.mean(np.argmax(model(pictures), axis=1) == labels))
-    return np.mean(shares)
 
 
 # %% [markdown]
