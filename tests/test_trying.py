@@ -27,11 +27,11 @@ def test_a_remedy_is_measured_and_prints_nothing_of_its_own(tmp_path):
 
 DEEP = """
 import keras, numpy as np
-x, y = np.ones((4096, 64), "float32"), np.ones((4096, 1), "float32")
-layers = [keras.layers.Dense(192, "relu") for _ in range(25)]
+x, y = np.ones((8192, 64), "float32"), np.ones((8192, 1), "float32")
+layers = [keras.layers.Dense(192, "relu") for _ in range(12)]
 model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
 model.compile("adam", "mse")
-model.fit(x, y, batch_size=4096, verbose=0)
+model.fit(x, y, batch_size=8192, verbose=0)
 """
 
 
