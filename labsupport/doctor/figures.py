@@ -86,7 +86,7 @@ def parts_of_peak(result, earlier_models, kept):
         "garbage": facts.censuses[-1].garbage if result.error or facts.uncollected else 0,
         "buffers": sum(buffer.size for buffer in facts.buffers),
     }
-    rest = _peak(result)
+    rest = least_peak(result)
     for name, size in sizes.items():
         sizes[name] = min(size, rest)
         rest -= sizes[name]
@@ -98,11 +98,12 @@ def _let_go(census):
     return max(0, census.held - census.weights - census.slots - census.other_variables)
 
 
-def _peak(result):
+def least_peak(result):
     """Bytes: the allocator's own peak, or the highest level seen where the process died before it could report."""
     if result.figures["peak"] is not None:
         return result.figures["peak"]
-    seen = [census.level or 0 for census in result.facts.censuses] + [size for _, size in result.tensors]
+    censuses = result.facts.censuses if result.facts else []
+    seen = [census.level or 0 for census in censuses] + [size for _, size in result.tensors]
     return max([in_use(result) or 0, *seen])
 
 

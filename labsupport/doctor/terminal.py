@@ -10,7 +10,7 @@ import time
 from rich.table import Table
 from rich.text import Text
 
-from labsupport.doctor.figures import in_use, unexplained, variables_rose, wanted
+from labsupport.doctor.figures import least_peak, unexplained, variables_rose, wanted
 from labsupport.doctor.suspects import died_of_memory
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Facts
@@ -174,10 +174,9 @@ def figures(result):
 
 
 def _figure(result, name):
-    """A figure in words; of a process that died before it could read its counters, the highest sample is the least."""
-    seen = max([*(size for _, size in result.tensors), in_use(result) or 0])
-    if result.figures[name] is None and name == "peak" and seen:
-        return f"at least {mib(seen)}"
+    """A figure in words; of a process that died before it could read its counters, the highest level seen is the least."""
+    if result.figures[name] is None and name == "peak" and (least := least_peak(result)):
+        return f"at least {mib(least)}"
     return mib(result.figures[name])
 
 
