@@ -78,7 +78,11 @@ def test_asked_for_lines_it_names_those_that_held_most_at_the_peak(tmp_path):
         ("raise ValueError('no such file')", 1, "ValueError: no such file at train.py, line 2"),
         ("import sys; sys.exit(3)", 3, "it ended with exit status 3"),
         ("import os; print('working', flush=True); os._exit(5)", 5, "it ended with exit status 5"),
-        ("import os; os.kill(os.getpid(), 9)", -9, "ended by SIGKILL, by itself or by somebody else"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            -9,
+            "exit status 137\nits process was ended by SIGKILL, by itself or by somebody else",
+        ),
     ],
 )
 def test_a_script_that_fails_ends_as_it_does_by_itself(tmp_path, ending, status, words):

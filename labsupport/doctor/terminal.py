@@ -108,8 +108,11 @@ def report(diagnosis, console, changed=(), tried=()):
     result = diagnosis.result
     console.rule(Text(f"doctor: {plain(result.label)}"))
     time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
-    status = "" if result.status in (0, None) else f", exit status {result.status}"
-    console.print(Text.assemble((result.outcome, "bold"), time_taken, status))
+    status = result.status or 0
+    told = f", exit status {status if status > 0 else 128 - status}" * bool(
+        status
+    )  # after a signal as a shell gives it
+    console.print(Text.assemble((result.outcome, "bold"), time_taken, told))
     if result.error is not None:
         console.print(Text(plain(str(result.error))))
     for number, suspect in enumerate(diagnosis.suspects, 1):
