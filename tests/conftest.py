@@ -1,6 +1,7 @@
 """How the tests run side by side, and what nbval needs on top to run the labs."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ from labsupport.lesson.exercises import EXERCISE_MIME
 
 os.environ["LABSUPPORT_LEDGER"] = "off"  # tests and the kernels that they start write to nobody's ledger
 _LOOK_SECONDS = 1
+_LONG = ("test_trying.py", "_told_why[22_capstone]", "reported[constant_in_graph]")  # a minute or more each
 _SLOWEST = 20  # files that are listed with their seconds
 _ONE_WORKER = 3 * 2**30  # a kernel and an arm with TensorFlow each, and the largest budget in the tests
 
@@ -60,8 +62,20 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes minutes begins before other tests of its size, or the run would end with it alone."""
-    items.sort(key=lambda item: not any(long in item.nodeid for long in ("test_trying.py", "_told_why[22_capstone]")))
+    """What takes minutes begins before other tests of its size, or the run would end with it alone.
+
+    Of the doctor's tests every second sleeps for ten seconds, as long as TensorFlow waits before an error. In the order of
+    their names all workers would sleep at once.
+    """
+    places = {}
+
+    def order(item):
+        file, _, name = item.nodeid.rpartition("/")[2].partition("::")
+        mixed = file in ("test_cases.py", "test_doctor.py")
+        place = places.setdefault("mixed" if mixed else file, len(places))
+        return not any(long in item.nodeid for long in _LONG), place, hashlib.md5(name.encode()).digest() * mixed
+
+    items.sort(key=order)
 
 
 def pytest_configure(config):

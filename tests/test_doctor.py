@@ -10,6 +10,7 @@ TABLE = {
     "where_memory_goes": ("batch-bound activations", "failure", "fix", ()),  # summary() does not count them
     "image_stacking": ("input copy", "failure", "fix", ()),
     "arrays_into_datasets": ("input copy", "failure", "fix", ()),
+    "generators": ("buffer", "failure", "fix", ()),
     "pipeline_buffers": ("buffer", "failure", "fix", ()),
     "batch_size": ("batch-bound activations", "failure", "fix", ()),
     "gradient_accumulation": ("batch-bound activations", "failure", "right", ()),
@@ -21,7 +22,7 @@ TABLE = {
     "mixed_precision": ("optimizer state", "failure", "fix", ()),  # weights and slots stay float32
     "shapes_and_layers": ("batch-bound activations", "failure", "fix", ()),
     "long_sequences": ("batch-bound activations", "failure", "fix", ()),
-    # Weights of a model that only answers are none of the kinds, so the doctor names another one: a known fault of it.
+    # Of a model that only answers the doctor names activations: a known fault of it.
     "pruning": ("weights", "failure", "fix", ("dense",)),
     "quantization_and_distillation": (
         "batch-bound activations",

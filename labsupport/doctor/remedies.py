@@ -16,7 +16,7 @@ from labsupport.doctor.wrapping import wrap
 
 @dataclass(frozen=True)
 class Remedy:
-    """words: the change. kinds: of rules.LABS, which it is for. apply(): called behind the import of a library, "tensorflow" or "keras"."""
+    """words: the change. kinds: of suspects.LABS, which it is for. apply(): called behind the import of a library, "tensorflow" or "keras"."""
 
     words: str
     kinds: tuple
