@@ -6,15 +6,15 @@ Fix: one or two batches ahead are enough.
 
 # kind: buffer
 # budget: 40 MiB
-# line: for batch in samples.batch(64).prefetch(2 if "--fixed" in
+# line: for batch in samples.batch(8).prefetch(2 if "--fixed" in
 import sys
 import time
 
 import tensorflow as tf
 
 weights = tf.Variable(tf.zeros([4096, 128]))
-samples = tf.data.Dataset.range(6400).map(lambda n: tf.random.stateless_uniform([64, 64], [0, n]))
-for batch in samples.batch(64).prefetch(2 if "--fixed" in sys.argv else 64):
+samples = tf.data.Dataset.range(800).map(lambda n: tf.random.stateless_uniform([128, 256], [0, n]))
+for batch in samples.batch(8).prefetch(2 if "--fixed" in sys.argv else 64):
     time.sleep(0.05)  # the model is busy
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(tf.reshape(batch, [-1, 4096]) @ weights))
