@@ -28,7 +28,7 @@ HALVES = {
     "search": ("model per trial", ("epochs", "trials")),
 }
 BUDGETS = {"generous": "256 MiB", "tight": "56 MiB"}
-SIZE = 48  # of the images, half of the notebook's: what is held is told in images, and half the time is gone
+SIZE = 48  # of the images, half of the notebook's: what is held is told in images, whatever their size is
 GIVEN = {"parameters": 77776, "image": (SIZE, SIZE, 3), "last": [0.001 * 0.9, 0.003 * 0.9], "validation": 64}
 
 

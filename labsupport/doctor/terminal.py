@@ -109,9 +109,8 @@ def report(diagnosis, console, changed=(), tried=()):
     console.rule(Text(f"doctor: {plain(result.label)}"))
     time_taken = "" if result.seconds is None else f" after {result.seconds:.1f} s"
     status = result.status or 0
-    told = f", exit status {status if status > 0 else 128 - status}" * bool(
-        status
-    )  # after a signal as a shell gives it
+    status = status if status >= 0 else 128 - status  # after a signal: as a shell gives it
+    told = f", exit status {status}" * bool(status)
     console.print(Text.assemble((result.outcome, "bold"), time_taken, told))
     if result.error is not None:
         console.print(Text(plain(str(result.error))))
