@@ -65,13 +65,13 @@ def pytest_collection_modifyitems(items):
     """What takes minutes begins before other tests of its size, or the run would end with it alone.
 
     Of the doctor's tests every second sleeps for ten seconds, as long as TensorFlow waits before an error. In the order of
-    their names all workers would sleep at once.
+    their names all workers would sleep at once, so they are mixed with each other and with the answers, which compute.
     """
     places = {}
 
     def order(item):
         file, _, name = item.nodeid.rpartition("/")[2].partition("::")
-        mixed = file in ("test_cases.py", "test_doctor.py")
+        mixed = file in ("test_cases.py", "test_doctor.py") or "_told_why[" in name
         place = places.setdefault("mixed" if mixed else file, len(places))
         return not any(long in item.nodeid for long in _LONG), place, hashlib.md5(name.encode()).digest() * mixed
 
