@@ -11,7 +11,7 @@ from labsupport.showing.picture import arm_figure
 
 def arm(label, peak, error=None):
     result = ArmResult(label, 256 * MIB, True, value=1.23456, error=error, seconds=2.0, device="CPU:0")
-    result.figures = {"peak": peak and peak * MIB, "end": 0, "process_peak": 300 * MIB, "process_end": None}
+    result.figures |= {"peak": peak and peak * MIB, "end": 0, "process_peak": 300 * MIB, "process_end": None}
     result.tensors = [(0.0, 0), (1.0, (peak or 0) * MIB)]
     return result
 

@@ -61,7 +61,7 @@ SAMPLER = [
     """
     def arm(label, peak, error=None):
         result = ArmResult(label, 256 * MIB, True, value="1,626,442 weights", error=error, seconds=2.0, device="CPU:0")
-        result.figures = {"peak": peak * MIB, "end": 0, "process_peak": 300 * MIB, "process_end": None}
+        result.figures |= {"peak": peak * MIB, "end": 0, "process_peak": 300 * MIB, "process_end": None}
         result.tensors = [(0.0, 0), (1.0, peak * MIB)]
         return result
 

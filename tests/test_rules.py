@@ -28,7 +28,7 @@ from labsupport.ground.record import (
     Model,
     Step,
 )
-from labsupport.ground.result import ArmError, ArmResult, Family, Line, Offspring
+from labsupport.ground.result import SOURCES, ArmError, ArmResult, Family, Line, Offspring
 
 BUDGET = 256 * MIB
 TRAIN = Step("train (t.py:9)", "step", count=64)
@@ -44,12 +44,12 @@ def censuses(**series):
 
 
 def finished(facts, peak=100 * MIB):
-    figures = {"peak": peak, "end": 0, "process_peak": peak, "process_end": 0}
+    figures = dict.fromkeys(SOURCES, 0) | {"peak": peak, "process_peak": peak}
     return ArmResult("t.py", BUDGET, True, facts=facts, figures=figures)
 
 
 def died(facts, cause=Cause.OOM, peak=250 * MIB, wanted=20 * MIB, dumps=(), **more):
-    figures = {"peak": peak, "end": 0, "process_peak": peak, "process_end": 0}
+    figures = dict.fromkeys(SOURCES, 0) | {"peak": peak, "process_peak": peak}
     error = ArmError(cause, "no room for a tensor")
     return ArmResult(
         "t.py", BUDGET, True, facts=facts, figures=figures, error=error, wanted=wanted, dumps=list(dumps), **more
