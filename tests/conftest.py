@@ -70,10 +70,10 @@ def pytest_collection_modifyitems(items):
     places = {}
 
     def order(item):
-        file, _, name = item.nodeid.rpartition("/")[2].partition("::")
-        mixed = file in ("test_cases.py", "test_doctor.py") or "_told_why[" in name
+        file = item.path.name
+        mixed = file in ("test_cases.py", "test_doctor.py") or "_told_why[" in item.name
         place = places.setdefault("mixed" if mixed else file, len(places))
-        return not any(long in item.nodeid for long in _LONG), place, hashlib.md5(name.encode()).digest() * mixed
+        return not any(long in item.nodeid for long in _LONG), place, hashlib.md5(item.name.encode()).digest() * mixed
 
     items.sort(key=order)
 

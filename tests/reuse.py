@@ -33,12 +33,12 @@ def install():
     """From now on run() in this process takes the result of an equal arm, if there is one."""
     if not os.environ.get(FOLDER):  # a kernel that a test in the browser started
         return
-    from matplotlib.figure import Figure
-
     from labsupport.fits import prediction
     from labsupport.showing import running
 
     if os.environ.get(NO_PICTURES):
+        from matplotlib.figure import Figure
+
         Figure.savefig = lambda *_, **__: None
     running.watched = functools.partial(_watched, running.watched)
     prediction.traced = functools.partial(_traced, prediction.traced)

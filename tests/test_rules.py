@@ -43,16 +43,18 @@ def censuses(**series):
     return [Census(step=2**i, level=0, **row) for i, row in enumerate(rows)] + [Census(step=2**length, level=0)]
 
 
+def figures(peak):
+    return dict.fromkeys(SOURCES, 0) | {"peak": peak, "process_peak": peak}
+
+
 def finished(facts, peak=100 * MIB):
-    figures = dict.fromkeys(SOURCES, 0) | {"peak": peak, "process_peak": peak}
-    return ArmResult("t.py", BUDGET, True, facts=facts, figures=figures)
+    return ArmResult("t.py", BUDGET, True, facts=facts, figures=figures(peak))
 
 
 def died(facts, cause=Cause.OOM, peak=250 * MIB, wanted=20 * MIB, dumps=(), **more):
-    figures = dict.fromkeys(SOURCES, 0) | {"peak": peak, "process_peak": peak}
     error = ArmError(cause, "no room for a tensor")
     return ArmResult(
-        "t.py", BUDGET, True, facts=facts, figures=figures, error=error, wanted=wanted, dumps=list(dumps), **more
+        "t.py", BUDGET, True, facts=facts, figures=figures(peak), error=error, wanted=wanted, dumps=list(dumps), **more
     )
 
 
