@@ -30,7 +30,7 @@ tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 BATCH = lab.choose(SCALE, quick=8192, full=32768)
-WIDTH, DEPTH, INPUTS, CLASSES, STEPS = 1024, 4, 256, 10, 3
+WIDTH, DEPTH, INPUTS, CLASSES, STEPS = 1024, 4, 256, 10, 2
 
 
 def build():

@@ -32,7 +32,7 @@ from keras import layers
 
 BATCH = lab.choose(SCALE, quick=120, full=480)
 BUDGET = lab.choose(SCALE, quick="160 MiB", full="600 MiB")
-STEPS = 12
+STEPS = 4
 
 # %% [markdown]
 # ## Predict

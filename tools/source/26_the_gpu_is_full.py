@@ -39,7 +39,7 @@ import keras
 WIDTH = lab.choose(SCALE, quick=1024, full=2048)
 DEVICE = lab.choose(SCALE, quick=256, full=1024)  # MiB of our device
 LEFT = lab.choose(SCALE, quick=24, full=96)  # MiB that TensorFlow leaves to the driver
-DEPTH, BATCH, STEPS = 4, 256, 30
+DEPTH, BATCH, STEPS = 4, 256, 10
 
 # %% [markdown]
 # ## Predict
