@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import MagicMock, patch
 
 import jupytext
+import reuse
 
 import labsupport
 
@@ -18,7 +19,7 @@ def arms(lab, wanted, needed=()):
     """{name: (function, args, keywords)} for every `name = lab.run(…)` or `lab.measure(…)` in `wanted`, from the source of a lab such as "retracing".
 
     To be called in the folder of the labs, as their notebooks are.
-    needed: names whose runs must really happen, since a wanted arm takes their value.
+    needed: names whose runs must really happen, here or in the notebook, since a wanted arm takes their value.
     """
     (source,) = (ROOT / "tools" / "source").glob(f"[0-9]*_{lab}.py")
     found, namespace, measure = {}, {"__name__": "__main__"}, labsupport.measure
@@ -30,14 +31,8 @@ def arms(lab, wanted, needed=()):
         return measure(function, *args, **keywords) if target in needed else MagicMock()
 
     # In the module itself, not in a stand-in: an arm that uses `lab` finds the whole module in its own process.
-    with patch.multiple(
-        labsupport,
-        run=recorder,
-        measure=recorder,
-        expect_oom=MagicMock(),
-        expect_finished=MagicMock(),
-        guess=MagicMock(),
-    ):
+    nothing = dict.fromkeys(("expect_oom", "expect_finished", "guess"), MagicMock())
+    with reuse.equal_once(), patch.multiple(labsupport, run=recorder, measure=recorder, **nothing):
         for cell, code in enumerate(c.source for c in jupytext.read(source).cells if c.cell_type == "code"):
             name = f"<{lab}, cell {cell}>"
             linecache.cache[name] = (len(code), None, code.splitlines(True), name)

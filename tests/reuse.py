@@ -5,6 +5,7 @@ with all that it refers to, its arguments, budgets and environment variables are
 Only for tests: what a learner or `make labs` runs is always measured.
 """
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -15,6 +16,7 @@ import tempfile
 import types
 from collections import deque
 from pathlib import Path, PurePath
+from unittest import mock
 
 import numpy as np
 
@@ -33,15 +35,22 @@ def install():
     """From now on run() in this process takes the result of an equal arm, if there is one."""
     if not os.environ.get(FOLDER):  # a kernel that a test in the browser started
         return
-    from labsupport.fits import prediction
-    from labsupport.showing import running
-
     if os.environ.get(NO_PICTURES):
         from matplotlib.figure import Figure
 
         Figure.savefig = lambda *_, **__: None
-    running.watched = functools.partial(_watched, running.watched)
-    prediction.traced = functools.partial(_traced, prediction.traced)
+    equal_once().__enter__()
+
+
+def equal_once():
+    """A context in which run() takes the result of an equal arm, and lab.predict() the trace of an equal step."""
+    from labsupport.fits import prediction
+    from labsupport.showing import running
+
+    stack = contextlib.ExitStack()
+    for module, name, around in ((running, "watched", _watched), (prediction, "traced", _traced)):
+        stack.enter_context(mock.patch.object(module, name, functools.partial(around, getattr(module, name))))
+    return stack
 
 
 def _watched(original, job, make_watcher):
