@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -115,6 +116,8 @@ def share_kernels():
     connect.LocalPortCache.find_available_port = _port_of_this_worker
 
     def launch(command, stdin=None, stdout=None, stderr=None, env=None, independent=False, cwd=None, **more):
+        # nbval kills its kernels: what they leave in the temporary folder shall go with the test run.
+        env = {**env, "TMPDIR": os.environ.get(FOLDER, tempfile.gettempdir())}
         connection = _connected("kernel", env)
         if connection is None or command[1:3] != ["-m", "ipykernel_launcher"]:
             return original(command, stdin, stdout, stderr, env, independent, cwd, **more)
