@@ -32,9 +32,9 @@ _ONE_WORKER = 3 * 2**30  # a kernel and an arm with TensorFlow each, and the lar
 
 
 def pytest_xdist_auto_num_workers(config):
-    """For `-n auto`. Two more than cores, since an arm that runs out of memory sleeps for ten seconds."""
+    """For `-n auto`. Three more than cores, since an arm that runs out of memory sleeps for ten seconds."""
     free = min(psutil.virtual_memory().available, machine_memory())
-    return max(1, min((os.cpu_count() or 1) + 2, free // _ONE_WORKER))
+    return max(1, min((os.cpu_count() or 1) + 3, free // _ONE_WORKER))
 
 
 class TogetherWhereTheyBelong(LoadScopeScheduling):

@@ -205,6 +205,7 @@ def ordinary(batch):
     model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(CLASSES)])
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss_fn, jit_compile=False)
+    model.optimizer.build(model.trainable_variables)  # else the first step does it
     x = tf.random.normal((batch, WIDTH))
     y = tf.random.uniform((batch,), maxval=CLASSES, dtype=tf.int32)
     model.train_on_batch(x, y)
