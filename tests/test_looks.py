@@ -296,6 +296,9 @@ def test_a_plot_of_bars_names_every_bar_and_the_largest():
         words(stacked)
         == "Plot. weights: predicted = 2, measured = 2; slots: predicted = 1, measured = 2; largest: weights, predicted"
     )
+    assert words(lambda axes: (axes.bar([0, 1], [3, 4]), axes.set_xticks([0, 1], ["1", "2"]))) == (
+        "Plot. 1 = 3, 2 = 4; largest: 2"
+    )
     assert (
         words(lambda axes: (axes.barh(0, 4), axes.barh(0, 3, left=4, hatch="/"), axes.set_yticks([])))
         == "Plot. 0 to 4; hatched: 4 to 7"

@@ -77,8 +77,8 @@ def _marks_words(axes):
 def _bar_names(axes, flat):
     """{place: words} of the axis that bars stand on. Ticks set by hand name the bars even where they are numbers."""
     axis = axes.yaxis if flat else axes.xaxis
-    by_hand = axis.get_majorticklocs() if isinstance(axis.get_major_locator(), FixedLocator) else []
-    return _names(axes, flat) or {tick: f"{tick:.4g}" for tick in by_hand}
+    by_hand = axis.get_majorticklabels() if isinstance(axis.get_major_locator(), FixedLocator) else []
+    return _names(axes, flat) or dict(zip(axis.get_majorticklocs(), [label.get_text() for label in by_hand]))
 
 
 def _bar_words(axes):

@@ -88,7 +88,7 @@ print(predicted_full)
 # %% [markdown]
 # ## Failure
 #
-# A few epochs in which the batch is all there is. (`NO_ONEDNN` leaves out oneDNN, Intel's library of fast layers for
+# Epochs in which the batch is all there is. (`NO_ONEDNN` leaves out oneDNN, Intel's library of fast layers for
 # CPUs: where memory runs out inside one of them, TensorFlow 2.21 crashes in place of raising.)
 
 

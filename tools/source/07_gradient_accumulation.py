@@ -302,8 +302,8 @@ lab.predicted_vs_measured(
 lab.note(
     f"The sums have {weights:.1f} MiB and were handed out in pieces of {sums_mib:.1f} together: "
     "TensorFlow's allocator does not cut up a free piece that is less than twice as large as the "
-    "tensor. Of the whole batch two figures are predicted, since a CPU runs operations of a graph "
-    "side by side: what is alive together differs from step to step."
+    "tensor. Of the whole batch two figures are predicted, of a small one the higher, since a CPU "
+    "runs operations of a graph side by side: what is alive together differs from step to step."
 )
 print("The sum:", sums_guess.against(sums_mib))
 print("The update:", my_guess.against(right.peak_mib))

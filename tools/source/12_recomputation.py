@@ -316,13 +316,15 @@ medians.rename(index={0: "none"}).round(2)
 
 # %%
 eager, graph = medians["eager"]["MiB"], medians["graph"]["MiB"]
-eager_s, spread = medians["eager"]["seconds"], runs["graph"]["MiB"].agg(["min", "max"])
+eager_s, graph_s = medians["eager"]["seconds"], medians["graph"]["seconds"]
+spread = runs["graph"]["MiB"].agg(["min", "max"])
 lab.note(
     f"Of the eager ways {eager.drop(0).idxmin()} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. "
-    f"With 6 a step took {eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU; a third "
-    f"more is what the arithmetic asks for. In a graph 6 segments peak at {graph[6]:.0f} MiB and "
-    f"eagerly at {eager[6]:.0f}: a graph drops what nobody will read. Its three steps lay up to "
-    f"{(spread['max'] - spread['min']).max():.1f} MiB apart."
+    f"With 6 a step took {eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU, and in a "
+    f"graph {graph_s[6] / graph_s[0]:.2f} times; a third more is what the arithmetic asks for. In a "
+    f"graph 6 segments peak at {graph[6]:.0f} MiB and eagerly at {eager[6]:.0f}: a graph drops what "
+    f"nobody will read. Its three steps lay up to {(spread['max'] - spread['min']).max():.1f} MiB "
+    "apart."
 )
 off = max(swept.value[1], swept_graph.value[1])
 print(f"gradients: apart by at most {off:.1e} of the largest, float32 rounds at 1.2e-07")

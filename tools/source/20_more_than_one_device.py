@@ -230,8 +230,8 @@ lab.compare(single, failure, mirrored, fix)
 # Who held it? Both run once more while TensorFlow records every allocation, on both devices. MirroredStrategy dies in
 # its first update: kernels and slots still share one buffer, but the gradients are there for each device, and are
 # packed into buffers of their own to be added up. DTensor calls its graphs in threads of their own, so that where a
-# step ends, and with it what is kept, cannot be seen: weights and slots are within *unknown*, under the operation
-# that wrote them last.
+# step ends, and with it what is kept, cannot be seen: most of the weights and slots are within *unknown*, under the
+# operation that wrote them last.
 
 # %%
 lab.take_apart(failure, fix)

@@ -139,7 +139,7 @@ lab.note(
 # ## Advice, tested
 #
 # *"Call `tf.config.experimental.set_memory_growth(gpu, True)`."* Then regions are reserved as they are needed, small ones
-# first, each about twice the last. From outside, the same is set by `TF_FORCE_GPU_ALLOW_GROWTH=true`; our runs heed it on a
+# first, then larger ones. From outside, the same is set by `TF_FORCE_GPU_ALLOW_GROWTH=true`; our runs heed it on a
 # CPU, too. It goes where one sees the error, into the second notebook:
 
 # %%
@@ -152,8 +152,8 @@ lab.expect_oom(advice)
 #
 # ## Fix
 #
-# Growth in *both*: the first then reserves about what it needs, and the second finds the rest. The model, device and second
-# notebook are those of the last run.
+# Growth in *both*: the first then reserves what it needs and the rest of its last region, and the second finds what is
+# left. The model, device and second notebook are those of the last run.
 
 # %%
 grown = lab.measure(train, budget=f"{DEVICE - LEFT} MiB", env=GROWTH, label="first, growth")
@@ -236,7 +236,7 @@ ROWS, NARROW = lab.choose(SCALE, quick=33792, full=135168), 256
 narrow = (train, ROWS, 2, NARROW, 2)  # two steps of two layers
 larger = DEVICE * 9 // 8
 alone = {"budget": f"{larger} MiB"}
-needed = lab.predict(partial(build, NARROW, 2), ROWS, target=(NARROW,)).total_mib
+needed = lab.predict(partial(build, NARROW, 2), ROWS, target=(NARROW,))
 one_region = lab.measure(*narrow, env=TELL, label="large tensors, one region", **alone)
 grown_alone = lab.run(*narrow, env=GROWTH, label="large tensors, growth", **alone)
 lab.expect_oom(grown_alone)
@@ -255,7 +255,8 @@ idle = limit - grown_alone.reserved_mib + idle_mib(grown_alone.error.log) / 2**2
 regions = [size / 2**20 for size in grown_alone.regions]
 whole = [size for size in regions if asked <= size < 2 * asked]
 lab.note(
-    f"A step is predicted to need {needed:.0f} MiB of {larger}. In one region the steps end, "
+    f"A step is predicted to need {needed.lowest / 2**20:.0f} to {needed.total_mib:.0f} MiB of "
+    f"{larger}, as the order of operations falls out. In one region the steps end, "
     f"with a peak of {one_region.peak_mib:.0f}, the rest of a last piece included. In regions of "
     f"{', '.join(f'{size:.0f}' for size in regions)} MiB they fail, with {in_use:.0f} in use, when "
     f"{asked:.0f} more are asked for. A tensor lies within one region. {len(whole)} of the regions "
