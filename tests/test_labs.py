@@ -166,7 +166,7 @@ def test_right_answers_pass_and_wrong_ones_are_told_why(path, tmp_path, monkeypa
     with_answers = tmp_path / "answers" / path.name
     with_answers.parent.mkdir()
     nbformat.write(build.notebook(source_of(path), solved=True, answers=True), with_answers)
-    book = run_notebook(with_answers, tmp_path, cwd=path.parent, SCALE="quick", GUESS_MIB=123.0)
+    book = run_notebook(with_answers, cwd=path.parent, SCALE="quick", GUESS_MIB=123.0)
     assert "You guessed 123 MiB" in text(book), "the parameter has no effect"
     says, told = None, []
     for cell in book.cells:

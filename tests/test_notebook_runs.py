@@ -40,19 +40,19 @@ def by_nbval(path, *more):
 
 
 def test_papermill_passes_parameters(notebook, tmp_path):
-    book = run_notebook(notebook("print(SCALE)"), tmp_path, tmp_path, SCALE="quick")
+    book = run_notebook(notebook("print(SCALE)"), tmp_path, SCALE="quick")
     assert book.cells[-1].outputs[0]["text"] == "quick\n"
 
 
 def test_papermill_refuses_an_unknown_parameter_before_it_runs(notebook, tmp_path):
     with pytest.raises(ValueError, match="small.ipynb has no parameter SCAEL; it has SCALE"):
-        run_notebook(notebook("raise SystemError('it ran')"), tmp_path, tmp_path, SCAEL="quick")
+        run_notebook(notebook("raise SystemError('it ran')"), tmp_path, SCAEL="quick")
 
 
 def test_papermill_names_the_cell_that_killed_the_kernel(notebook, tmp_path):
     began = time.monotonic()
     with pytest.raises(KernelDied, match=r"small.ipynb died in this cell:\nimport os, signal"):
-        run_notebook(notebook("1 + 1", DEADLY, "2 + 2"), tmp_path, tmp_path, SCALE="quick")
+        run_notebook(notebook("1 + 1", DEADLY, "2 + 2"), tmp_path, SCALE="quick")
     assert time.monotonic() - began < 30
 
 
