@@ -30,7 +30,7 @@ tf = lab.load_tensorflow()  # import tensorflow as tf, without its start-up log
 import keras
 
 WIDTH = lab.choose(SCALE, quick=1024, full=2048)
-DEPTH, BATCH, FEW, STEPS = 4, 64, 3, 30
+DEPTH, BATCH, FEW, STEPS = 4, 64, 3, 100
 
 # %% [markdown]
 # ## Predict

@@ -104,7 +104,6 @@ def train(build, optimizer="Adam", parts=None, updates=10):
     """A few updates, each over BATCH examples: at once, or in so many parts."""
     model = build()
     model.compile(OPTIMIZERS[optimizer](gradient_accumulation_steps=parts), LOSS)
-    model.optimizer.build(model.trainable_variables)  # else the first step does it
     rows = BATCH // (parts or 1)
     x = np.random.default_rng(0).standard_normal((BATCH, *model.input_shape[1:]), np.float32)
     y = np.arange(BATCH) % 10
