@@ -321,10 +321,10 @@ spread = runs["graph"]["MiB"].agg(["min", "max"])
 lab.note(
     f"Of the eager ways {eager.drop(0).idxmin()} segments need least; √{DEPTH} = {DEPTH**0.5:.0f}. "
     f"With 6 a step took {eager_s[6] / eager_s[0]:.2f} times the plain one on this CPU, and in a "
-    f"graph {graph_s[6] / graph_s[0]:.2f} times; a third more is what the arithmetic asks for. In a "
-    f"graph 6 segments peak at {graph[6]:.0f} MiB and eagerly at {eager[6]:.0f}: a graph drops what "
-    f"nobody will read. Its three steps lay up to {(spread['max'] - spread['min']).max():.1f} MiB "
-    "apart."
+    f"graph {graph_s[6] / graph_s[0]:.2f} times; a third more is what the arithmetic asks for. In "
+    f"a graph 6 segments peak at {graph[6]:.0f} MiB and eagerly at {eager[6]:.0f}: a graph drops "
+    "what nobody will read. Its three steps lay up to "
+    f"{(spread['max'] - spread['min']).max():.1f} MiB apart."
 )
 off = max(swept.value[1], swept_graph.value[1])
 print(f"gradients: apart by at most {off:.1e} of the largest, float32 rounds at 1.2e-07")
