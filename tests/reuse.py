@@ -39,11 +39,11 @@ def install():
         from matplotlib.figure import Figure
 
         Figure.savefig = lambda *_, **__: None
-    equal_once().__enter__()
+    equal_once()
 
 
 def equal_once():
-    """A context in which run() takes the result of an equal arm, and lab.predict() the trace of an equal step."""
+    """Until the context that this gives is left, run() takes the result of an equal arm, and lab.predict() the trace of an equal step."""
     from labsupport.fits import prediction
     from labsupport.showing import running
 

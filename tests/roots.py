@@ -17,7 +17,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -116,11 +115,11 @@ def share_kernels():
     connect.LocalPortCache.find_available_port = _port_of_this_worker
 
     def launch(command, stdin=None, stdout=None, stderr=None, env=None, independent=False, cwd=None, **more):
-        # nbval kills its kernels: what they leave in the temporary folder shall go with the test run.
-        env = {**env, "TMPDIR": os.environ.get(FOLDER, tempfile.gettempdir())}
         connection = _connected("kernel", env)
         if connection is None or command[1:3] != ["-m", "ipykernel_launcher"]:
             return original(command, stdin, stdout, stderr, env, independent, cwd, **more)
+        # nbval kills its kernels: what they leave in the temporary folder shall go with the test run.
+        env = {**env, "TMPDIR": os.environ[FOLDER]}
         with connection, open(os.devnull) as nothing:
             nursery.send(connection, [nothing.fileno(), 1, 2], env, str(cwd or os.getcwd()), argv=command[2:])
             return _forked(connection)

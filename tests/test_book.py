@@ -29,6 +29,7 @@ LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
 AXE_LEAVES = {"exclude": ["pre[style*='Menlo']"]}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 OF_COLOURS = ["color-contrast", "link-in-text-block"]  # all that another theme changes
+READ = r"[^/]*|labs/0[01].*"  # pages that axe-core reads; the outputs of other labs are of the same kinds
 NARROW, WIDE = 400, 1280  # pixels: a telephone, a laptop
 
 
@@ -125,15 +126,11 @@ def shut_out(rules, page, name):
 
 
 def test_no_page_has_errors_asks_another_host_or_is_wider_than_a_telephone_and_all_can_read_it(browser, site):
-    # The outputs of other labs are of the same kinds.
-    looks = {too_wide: ".*", functools.partial(shut_out, RULES): r"[^/]*|labs/0[01].*"}
-    assert not walk(browser, site, "light", looks)
+    assert not walk(browser, site, "light", {too_wide: ".*", functools.partial(shut_out, RULES): READ})
 
 
 def test_the_dark_theme_is_legible(browser, site):
-    """On pages with all that has colours of its own."""
-    looks = {functools.partial(shut_out, OF_COLOURS): r"(index|verdicts|fits|labs/0[01].*)\.html"}
-    assert not walk(browser, site, "dark", looks)
+    assert not walk(browser, site, "dark", {functools.partial(shut_out, OF_COLOURS): READ})
 
 
 def test_the_start_page_finds_the_labs_that_the_notebook_finds(browser):

@@ -30,13 +30,18 @@ def bundle(figure, text):
     return data, {"image/png": {"alt": text}}
 
 
+def _ticks(axis):
+    """{place: text} of an axis's ticks."""
+    return dict(zip(axis.get_majorticklocs(), [label.get_text() for label in axis.get_majorticklabels()]))
+
+
 def _names(axes, upright=True):
     """{place: words} of an axis whose ticks are names, if need be those of a panel beside it; empty for an axis of numbers."""
     beside = axes.get_shared_y_axes() if upright else axes.get_shared_x_axes()
     for axis in [panel.yaxis if upright else panel.xaxis for panel in [axes, *beside.get_siblings(axes)]]:
-        texts = [label.get_text() for label in axis.get_majorticklabels()]
-        if any(re.search(r"[^\W\d]", text) and not text.startswith("$") for text in texts):
-            return dict(zip(axis.get_majorticklocs(), texts))
+        ticks = _ticks(axis)
+        if any(re.search(r"[^\W\d]", text) and not text.startswith("$") for text in ticks.values()):
+            return ticks
     return {}
 
 
@@ -77,8 +82,8 @@ def _marks_words(axes):
 def _bar_names(axes, flat):
     """{place: words} of the axis that bars stand on. Ticks set by hand name the bars even where they are numbers."""
     axis = axes.yaxis if flat else axes.xaxis
-    by_hand = axis.get_majorticklabels() if isinstance(axis.get_major_locator(), FixedLocator) else []
-    return _names(axes, flat) or dict(zip(axis.get_majorticklocs(), [label.get_text() for label in by_hand]))
+    by_hand = isinstance(axis.get_major_locator(), FixedLocator)
+    return _names(axes, flat) or (_ticks(axis) if by_hand else {})
 
 
 def _bar_words(axes):
