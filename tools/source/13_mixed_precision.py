@@ -122,7 +122,7 @@ def train(policy, optimizer, settings, steps, train_x, train_y, test_x, test_y):
     return float(right.mean()), float(loss)
 
 
-FEW, STEPS = 3, 150
+FEW, STEPS = 3, 88
 BUDGET = f"{int(2 / 3 * predicted_float32)} MiB"
 usual = ("float32", "Adam", {})
 failure = lab.run(train, *usual, STEPS, *data, budget=BUDGET, label="float32, Adam")

@@ -41,7 +41,7 @@ TEACHER = lab.choose(SCALE, quick=(4096, 512), full=(8192, 512))  # hidden units
 STUDENT = (32,)
 DEEP = (512,) * 8  # for quantization: many layers, of which none is most of the model
 BUDGET = lab.choose(SCALE, quick="24 MiB", full="46 MiB")
-STEPS, FEW, SEEDS = 200, 100, 5  # training steps of a student; labels where they are few; students
+STEPS, FEW, SEEDS = 100, 100, 5  # training steps of a student; labels where they are few; students
 
 digits = np.load("../data/digits.npz")
 order = np.random.default_rng(0).permutation(len(digits["labels"]))
@@ -114,7 +114,7 @@ def train(data, units):
     model = network(units)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
-    model.fit(x, y, batch_size=64, epochs=5, verbose=0)
+    model.fit(x, y, batch_size=64, epochs=3, verbose=0)
     return {
         "accuracy": model.evaluate(x_test, y_test, verbose=0)[1],
         "weights": model.get_weights(),
