@@ -6,7 +6,6 @@ Only for tests: what a learner starts loads everything itself.
 """
 
 import contextlib
-import gc
 import hashlib
 import itertools
 import os
@@ -24,6 +23,7 @@ import psutil
 
 from labsupport.ground import nursery
 from labsupport.ground.budget import NO_ONEDNN, Budget, child_environment
+from labsupport.ground.quiet import without_collections
 
 FOLDER = "LABSUPPORT_TESTS_ROOTS"  # environment variable: where their sockets are
 _READ_WHILE_LOADING = ("TF_", "XLA_", "KERAS_", "CUDA", "OMP_", "ONEDNN", "MALLOC_", "LD_", "PYTHON")
@@ -176,15 +176,14 @@ def main(address, kind):
 
 
 def _load_for_kernels():
-    gc.disable()  # as load() does, which enables it again
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as ipykernel does
-    import ipykernel.kernelapp  # noqa: F401
-    import ipywidgets  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
-    import pandas  # noqa: F401
+    with without_collections():
+        import ipykernel.kernelapp  # noqa: F401
+        import ipywidgets  # noqa: F401
+        import matplotlib.pyplot  # noqa: F401
+        import pandas  # noqa: F401
 
-    import labsupport.fits.prediction  # noqa: F401
-
+        import labsupport.fits.prediction  # noqa: F401
     return nursery.load()
 
 

@@ -15,7 +15,8 @@ import sys
 import time
 from contextlib import contextmanager
 
-from labsupport.doctor.wrapping import quietly  # which needs no more than the standard library either
+from labsupport.doctor.wrapping import quietly  # which needs no more than the standard library, as the next one
+from labsupport.ground.quiet import without_collections
 
 _LOOK_SECONDS = 0.5  # between two looks at what a long call of the script buffers: two looks tell that it is long
 
@@ -69,7 +70,8 @@ class _WithTensorflow:
                 self._visit.try_remedy("keras")
                 return
             self._visit.before_tensorflow()
-            execute(module)
+            with without_collections():  # more than makes up for what the doctor itself loads
+                execute(module)
             self._visit.after_tensorflow(module)
             self._visit.try_remedy("tensorflow")
 

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from labsupport.ground.quiet import without_collections
+
 _ROOT = str(Path(__file__).parents[2])
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from labsupport.ground.nursery import main; main(int(sys.argv[2]))"
@@ -164,8 +166,7 @@ def load():
     """Load TensorFlow; returns where its files lie in memory, for _touch(). An arm that cannot load it says so itself."""
     if sys.platform != "linux":  # elsewhere system libraries do not take a fork well
         return []
-    gc.disable()  # what loading makes stays, and to look through it again and again takes half a second
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), without_collections():
         import tensorflow as tf
 
         _ = tf.keras  # loaded on first use
@@ -175,7 +176,6 @@ def load():
         import labsupport.ground.meter
         import labsupport.ground.pipe
         import labsupport.ground.values  # noqa: F401
-    gc.enable()
     gc.collect()
     gc.freeze()  # an arm's collection before it starts need not look at TensorFlow's modules again: 0.2 s
     return _resident_files()

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 
 from labsupport.ground.arm import get_ready
 from labsupport.ground.budget import machine_memory, mib
-from labsupport.ground.quiet import without_stderr
+from labsupport.ground.quiet import without_collections, without_stderr
 from labsupport.lesson.formula import FORMULA_MIME, NoFormula, formula
 from labsupport.showing.cards import as_html, show_widget
 from labsupport.showing.palette import FIGURES
@@ -27,7 +27,7 @@ def load_tensorflow():
     describe_plots()
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     get_ready()
-    with without_stderr():  # it writes there before its log level can be set from Python
+    with without_collections(), without_stderr():  # it writes there before its log level can be set from Python
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
