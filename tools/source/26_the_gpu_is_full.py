@@ -197,7 +197,7 @@ lab.note(
 # * **Asked for** is one tensor. **In use** is what this process's tensors hold. **Reserved** is what its regions take from
 #   the device; that is what the driver counts and `nvidia-smi` shows. **The limit** is what was free at its start.
 # * A kernel that idles gives nothing back. A tensor that is deleted goes back to its region, a region to nobody.
-# * Growth in one process helps the *others*. One with growth starves beside one without, whichever comes first.
+# * Growth in one process helps the *others*. One with growth starves behind one without, as it did above.
 #
 # ### What holds the device, in three steps
 #
