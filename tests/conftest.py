@@ -53,6 +53,7 @@ class TogetherWhereTheyBelong(LoadScopeScheduling):
             "test_capstone.py",
             "test_classroom.py",
             "test_looks.py",
+            "test_notebook_runs.py",
         )
         return file if file.endswith(together) else nodeid
 

@@ -1,8 +1,11 @@
 """The two ways in which notebooks are executed: neither waits for a dead kernel, neither overlooks a wrong name."""
 
+import functools
+import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import nbformat
@@ -14,29 +17,52 @@ TESTS = Path(__file__).parent
 DEADLY = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
 
 
+def written(path, *sources):
+    """A small notebook, whose first cell has the parameter SCALE."""
+    path.parent.mkdir(exist_ok=True)
+    first = new_code_cell("SCALE = 'full'", metadata={"tags": ["parameters"]})
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(new_notebook(metadata=kernel, cells=[first, *map(new_code_cell, sources)]), path)
+    return path
+
+
 @pytest.fixture
 def notebook(tmp_path):
-    """Writes a small notebook: notebook(source, …) → path. Its first cell has the parameter SCALE."""
-
-    def write(*sources):
-        (tmp_path / "notebook").mkdir()
-        path = tmp_path / "notebook" / "small.ipynb"
-        first = new_code_cell("SCALE = 'full'", metadata={"tags": ["parameters"]})
-        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-        nbformat.write(new_notebook(metadata=kernel, cells=[first, *map(new_code_cell, sources)]), path)
-        return path
-
-    return write
+    """notebook(source, …) → path of a small one."""
+    return functools.partial(written, tmp_path / "notebook" / "small.ipynb")
 
 
-def by_nbval(path, *more):
-    """pytest's output and seconds for one notebook, with this folder's conftest."""
-    options = ["-p", "conftest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(path.parent)]
-    options += ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120"]
-    command = [sys.executable, "-m", "pytest", *options, *more, str(path)]
-    began = time.monotonic()
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=120)
-    return done, time.monotonic() - began
+@pytest.fixture(scope="module")
+def by_nbval(tmp_path_factory):
+    """What pytest says of three notebooks, with this folder's conftest and two workers."""
+    folder = tmp_path_factory.mktemp("nbval")
+    written(folder / "deadly.ipynb", "1 + 1", DEADLY)
+    written(folder / "counts.ipynb", "a = 1", *["a += 1"] * 8, "assert a == 9")
+    exercises = written(
+        folder / "exercises.ipynb",
+        "from labsupport.lesson.exercises import exercise\nexercise(1, 'a hint')(lambda: None)()",
+        "def no():\n    raise AssertionError('why')\n\nexercise(2)(no)()",
+        "exercise(3, 'a hint')(no)()",
+    )
+    book = nbformat.read(exercises, as_version=4)
+    for number, cell in enumerate(book.cells[1:], 1):
+        cell.execution_count = number
+        cell.outputs = [
+            nbformat.v4.new_output("display_data", {"application/vnd.labsupport.exercise+json": {"number": number}})
+        ]
+    nbformat.write(book, exercises)
+    options = (
+        f"-p conftest -p no:cacheprovider -c /dev/null --rootdir={folder} -rA -n 2 --nbval-lax --nbval-current-env"
+    )
+    # A cell may take longer than all of it: who waits for a dead kernel is noticed.
+    options = [*options.split(), "--nbval-cell-timeout=600"]
+    command = [sys.executable, "-m", "pytest", *options, str(folder)]
+    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300).stdout
+
+
+def outcomes(said, name):
+    """{outcome: cells of the notebook of this name}."""
+    return Counter(re.findall(rf"^(PASSED|FAILED) \S*{name}\.ipynb::", said, re.MULTILINE))
 
 
 def test_papermill_passes_parameters(notebook, tmp_path):
@@ -56,32 +82,15 @@ def test_papermill_names_the_cell_that_killed_the_kernel(notebook, tmp_path):
     assert time.monotonic() - began < 30
 
 
-def test_nbval_names_the_cell_that_killed_the_kernel(notebook):
-    done, seconds = by_nbval(notebook("1 + 1", DEADLY))
-    assert done.returncode == 1
-    assert "1 failed, 2 passed" in done.stdout
-    assert "Cell 2" in done.stdout and "the kernel died while it ran this cell:\nimport os, signal" in done.stdout
-    assert seconds < 40, "it waited for a dead kernel"
+def test_nbval_names_the_cell_that_killed_the_kernel(by_nbval):
+    assert outcomes(by_nbval, "deadly") == {"PASSED": 2, "FAILED": 1}, by_nbval
+    assert "Cell 2" in by_nbval and "the kernel died while it ran this cell:\nimport os, signal" in by_nbval
 
 
-def test_nbval_keeps_a_notebook_in_one_worker(notebook):
-    done, _ = by_nbval(notebook("a = 1", *["a += 1"] * 8, "assert a == 9"), "-n", "2")
-    assert "11 passed" in done.stdout, done.stdout
+def test_nbval_keeps_a_notebook_in_one_worker(by_nbval):
+    assert outcomes(by_nbval, "counts") == {"PASSED": 11}, by_nbval
 
 
-def test_nbval_fails_where_an_unsolved_exercise_passes_or_does_not_help(notebook):
-    path = notebook(
-        "from labsupport.lesson.exercises import exercise\nexercise(1, 'a hint')(lambda: None)()",
-        "def no():\n    raise AssertionError('why')\n\nexercise(2)(no)()",
-        "exercise(3, 'a hint')(no)()",
-    )
-    book = nbformat.read(path, as_version=4)
-    for number, cell in enumerate(book.cells[1:], 1):
-        cell.execution_count = number
-        cell.outputs = [
-            nbformat.v4.new_output("display_data", {"application/vnd.labsupport.exercise+json": {"number": number}})
-        ]
-    nbformat.write(book, path)
-    done, _ = by_nbval(path)
-    assert "2 failed, 2 passed" in done.stdout, done.stdout
-    assert "exercise 1 passes although" in done.stdout and "exercise 2 fails without" in done.stdout
+def test_nbval_fails_where_an_unsolved_exercise_passes_or_does_not_help(by_nbval):
+    assert outcomes(by_nbval, "exercises") == {"PASSED": 2, "FAILED": 2}, by_nbval
+    assert "exercise 1 passes although" in by_nbval and "exercise 2 fails without" in by_nbval
