@@ -1,7 +1,7 @@
 """A day of chaos: `make chaos ARGS="--arms 1000 --seed 1"` runs arms of random kinds, two at a time.
 
 Each kind has the causes that it may end with. At the end no process, folder or open file may be left, and no arm may
-have ended with another cause. Not part of `make test`: an arm takes four seconds or more.
+have ended with another cause. Not part of `make test`: an arm takes a second.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from labsupport import phase
 from labsupport.ground.arm import Job, watched
 from labsupport.ground.record import Cause, Watcher
 
-TIMEOUT = 60  # seconds, for arms that hang: long enough for a busy machine to load TensorFlow
+TIMEOUT = 10  # seconds, for arms that hang: TensorFlow is loaded once, and to wait longer for each of them shows nothing more
 
 
 def fine():
