@@ -1,4 +1,4 @@
-"""A day of chaos: `make chaos ARGS="--arms 1000 --seed 1"` runs arms of random kinds, two at a time.
+"""`make chaos ARGS="--arms 1000 --seed 1"` runs arms of random kinds, two at a time.
 
 Each kind has the causes that it may end with. At the end no process, folder or open file may be left, and no arm may
 have ended with another cause. Not part of `make test`: an arm takes a second.

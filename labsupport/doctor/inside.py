@@ -70,7 +70,7 @@ class _WithTensorflow:
                 self._visit.try_remedy("keras")
                 return
             self._visit.before_tensorflow()
-            with without_collections():  # more than makes up for what the doctor itself loads
+            with without_collections():
                 execute(module)
             self._visit.after_tensorflow(module)
             self._visit.try_remedy("tensorflow")
