@@ -25,7 +25,7 @@ from labsupport import phase
 from labsupport.ground.arm import Job, watched
 from labsupport.ground.record import Cause, Watcher
 
-TIMEOUT = 10  # seconds, for arms that hang: TensorFlow is loaded once, and to wait longer for each of them shows nothing more
+TIMEOUT = 10  # seconds, for arms that hang: a nursery has loaded TensorFlow, and longer waits show nothing more
 
 
 def fine():
