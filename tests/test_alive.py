@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labsupport.doctor.alive import KINDS, Finder, instances, uncollected
+from labsupport.doctor.alive import KINDS, Finder, instances
 from labsupport.doctor.census import Collections
 from labsupport.doctor.cycles import most_common
 from labsupport.doctor.filling import filled_at
 from labsupport.doctor.names import by_name, own_names
+from labsupport.ground.quiet import without_collections
 
 
 class Model:
@@ -95,7 +96,7 @@ class Loop:
 
 
 def test_garbage_is_told_by_the_class_that_most_of_it_is_of():
-    with uncollected():
+    with without_collections():
         gc.collect()
         for _ in range(200):
             Loop()

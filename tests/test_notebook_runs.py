@@ -57,7 +57,9 @@ def by_nbval(tmp_path_factory):
     # A cell may take longer than all of it: who waits for a dead kernel is noticed.
     options = [*options.split(), "--nbval-cell-timeout=600"]
     command = [sys.executable, "-m", "pytest", *options, str(folder)]
-    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300).stdout
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout
+    return done.stdout
 
 
 def outcomes(said, name):

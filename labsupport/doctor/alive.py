@@ -4,7 +4,6 @@ Any object of a process may be met here: half made, deleted, or with attributes 
 raises for it; it is passed over.
 """
 
-import contextlib
 import gc
 import math
 import mmap
@@ -15,6 +14,7 @@ from collections import Counter
 import numpy as np
 
 from labsupport.ground import meter
+from labsupport.ground.quiet import without_collections
 
 MEMORY = ("variables", "tensors", "arrays")  # the kinds that alive() and by_name() give bytes for
 
@@ -110,20 +110,8 @@ def instances(classes):
     (Python 3.11), and that may start it: it moves what is just being walked over, and the process crashes.
     """
     wanted = set(map(id, classes))
-    with uncollected():
+    with without_collections():
         return [thing for thing in gc.get_referrers(*classes) if id(type(thing)) in wanted]
-
-
-@contextlib.contextmanager
-def uncollected():
-    """Python's collector does not run by itself in here."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _with_subclasses(cls):

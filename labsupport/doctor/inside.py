@@ -283,9 +283,7 @@ class _Visit:
 
     @quietly
     def _last_look(self, error):
-        from labsupport.doctor.alive import uncollected
-
-        with uncollected():  # what waits for the collector is to be counted
+        with without_collections():  # what waits for the collector is to be counted
             self._probe.script_ends(error)
             self._probe.unseen = _other_libraries()
             if self._recording is not None:

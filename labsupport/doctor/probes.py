@@ -20,7 +20,7 @@ from types import MethodType
 import numpy as np
 
 from labsupport.doctor import cycles, failing
-from labsupport.doctor.alive import Finder, instances, uncollected
+from labsupport.doctor.alive import Finder, instances
 from labsupport.doctor.census import Censuses
 from labsupport.doctor.intervals import Intervals
 from labsupport.doctor.made import Made
@@ -29,6 +29,7 @@ from labsupport.doctor.wrapping import OURS, quietly, wrap
 from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.oom import wanted_shape
+from labsupport.ground.quiet import without_collections
 from labsupport.ground.record import AN_ITERATOR, ANSWER, EVALUATES, Converted, Facts, Failing, Function, sendable
 from labsupport.ground.result import is_own, line_of, short
 from labsupport.peak.parts import largest
@@ -292,7 +293,9 @@ class Probe:
 
     def _take_census(self, **how):
         began = time.thread_time()
-        with uncollected():  # or what it makes would start the collector, and the garbage be gone before it is counted
+        with (
+            without_collections()
+        ):  # or what it makes would start the collector, and the garbage be gone before it is counted
             self._censuses.take(self._intervals.total, **how)
         self._spent += time.thread_time() - began
         self.send()

@@ -1,4 +1,4 @@
-"""TensorFlow loads in quiet: without what compiled code writes past Python and its log levels, and without collections."""
+"""What comes by itself and shall not meanwhile: what compiled code writes past Python and its log levels, and collections."""
 
 import contextlib
 import gc
@@ -24,7 +24,7 @@ def without_stderr():
 
 @contextlib.contextmanager
 def without_collections():
-    """Python's collector rests. What loading makes stays; to look through it again and again is a fifth of TensorFlow's loading."""
+    """Python's collector does not run by itself in here. Without it TensorFlow, of which all stays, loads in a fifth less time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
