@@ -7,7 +7,8 @@ import numpy as np
 from labsupport.ground.meter import phase, reading
 from labsupport.lesson.exercises import exercise, try_out, try_out_once, untouched
 
-_FEW, _MANY = 2, 8  # steps: what is kept of each step shows between the two
+# Steps: what is kept of each step shows between the two, and is more than a graph's order of operations can change.
+_FEW, _MANY = 2, 16
 
 
 def _means(answer):

@@ -31,7 +31,7 @@ def _step_with_adam(policy, width, depth, batch):
         optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
 
     step(inputs)
-    for _ in range(3):
+    for _ in range(5):
         with phase("step"):
             step(inputs)
 

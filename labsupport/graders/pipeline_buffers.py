@@ -5,10 +5,19 @@ import time
 from numbers import Real
 from pathlib import Path
 
+from labsupport.ground.meter import reading
 from labsupport.lesson.exercises import as_written, exercise, no_dataset, try_out
 
 _COUNT = 250  # images: shades of grey tell them apart; no multiple of a batch, so that a last, shorter one is due
 _STEP = 0.01  # seconds of pause behind each batch, in which the buffers fill
+
+
+def _let_fill():
+    """Wait until what a pipeline holds has stopped growing, 5 s at most: however slow the machine, its buffers are full."""
+    level, until = 0.0, time.monotonic() + 5
+    while (held := reading().tensors_mib) > level and time.monotonic() < until:
+        level = held
+        time.sleep(0.3)
 
 
 def _two_epochs(answer, image_mib):
@@ -38,7 +47,8 @@ def _two_epochs(answer, image_mib):
                 epochs[-1].append([int(round(float(shade))) for shade in shades])
                 if sum(map(len, epochs[-1])) > _COUNT:
                     return f"an epoch gives more than the {_COUNT} images that there are, and perhaps never ends."
-                time.sleep(_STEP)
+                if len(epochs[-1]) == 1:
+                    _let_fill()
     return epochs
 
 
@@ -63,7 +73,8 @@ def tidy(answer, image_mib, batch):
         lead = 1 + max(number - place for place, number in enumerate(order))
         neighbours = all(max(numbers) - min(numbers) == len(numbers) - 1 for numbers in batches)
         assert not neighbours or lead == 1, "neighbours stay together: batches are shuffled, and not images."
-        assert lead > 0.8 * _COUNT and spans > 0.6 * _COUNT, (
+        # Of 1e12 perfect orders less than one leads by less than this.
+        assert lead > 0.6 * _COUNT and spans > 0.6 * _COUNT, (
             f"the images are not mixed over all files: the buffer of shuffle holds about {lead} "
             f"{'image' if lead == 1 else 'images'}."
         )
@@ -103,6 +114,6 @@ def largest_buffer(answer):
         done = try_out(_shuffled, int(buffer), side, batch, int(buffer) + 8 * batch, label=f"{int(buffer)} images")
         told = f"{asked}with {int(buffer)} images the peak is {done.peak_mib:.1f} MiB"
         # A few single images are on their way, too.
-        assert done.peak_mib <= budget + 0.4 * batch * image, f"{told}: which batches are alive beside the buffer?"
+        assert done.peak_mib <= budget + 0.7 * batch * image, f"{told}: which batches are alive beside the buffer?"
         # Whether a batch is computed ahead at the worst moment is a matter of timing.
         assert done.peak_mib > budget - 2.5 * batch * image, f"{told}: a larger buffer would still fit."

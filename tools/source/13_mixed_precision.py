@@ -99,7 +99,7 @@ print(f"half of float32 would be {predicted_float32 / 2:.1f} MiB")
 # %% [markdown]
 # ## Failure
 #
-# The budget is a third below what float32 needs.
+# The budget is 30 % below what float32 needs.
 
 
 # %%
@@ -123,7 +123,7 @@ def train(policy, optimizer, settings, steps, train_x, train_y, test_x, test_y):
 
 
 FEW, STEPS = 3, 88
-BUDGET = f"{int(2 / 3 * predicted_float32)} MiB"
+BUDGET = f"{int(0.7 * predicted_float32)} MiB"
 usual = ("float32", "Adam", {})
 failure = lab.run(train, *usual, STEPS, *data, budget=BUDGET, label="float32, Adam")
 lab.expect_oom(failure)
