@@ -354,7 +354,7 @@ check.flips(flips)
 
 # %% tags=["right"]
 def flips(build):
-    batches = [2**power for power in range(9, 15)]
+    batches = [2**power for power in range(17)]
     lines = [
         lab.predict(build, batches, optimizer=name, loss=LOSS).line for name in ("sgd", "adam")
     ]
