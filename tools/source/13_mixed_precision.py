@@ -99,7 +99,7 @@ print(f"half of float32 would be {predicted_float32 / 2:.1f} MiB")
 # %% [markdown]
 # ## Failure
 #
-# The budget is 30 % below what float32 needs.
+# The budget is well below what float32 needs.
 
 
 # %%
