@@ -120,11 +120,8 @@ def too_wide(page, name):
 
 def shut_out(rules, page, name):
     """What axe-core finds, a sentence each."""
-    found = (
-        Axe()
-        .run(page, AXE_LEAVES, {"runOnly": rules, "resultTypes": ["violations"], "preload": False})
-        .response["violations"]
-    )
+    options = {"runOnly": rules, "resultTypes": ["violations"], "preload": False}
+    found = Axe().run(page, AXE_LEAVES, options).response["violations"]
     places = lambda rule: "; ".join(" ".join(map(str, node["target"])) for node in rule["nodes"][:3])
     return [f"{name}: {rule['id']}: {rule['help']}: {places(rule)}" for rule in found]
 
