@@ -206,7 +206,7 @@ def _simplified(graph, captured, eager):
 
 
 def _by_grappler(item, remapping):
-    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
 
     config = config_pb2.ConfigProto()
@@ -214,7 +214,25 @@ def _by_grappler(item, remapping):
     options.min_graph_nodes = -1
     if not remapping:
         options.remapping = rewriter_config_pb2.RewriterConfig.OFF
-    return tf_optimizer.OptimizeGraph(config, item)
+    given = meta_graph_pb2.MetaGraphDef()
+    given.CopyFrom(item)
+    before = {node.name: node for node in item.graph_def.node if node.op == "Placeholder"}
+    for index, node in enumerate(node for node in given.graph_def.node if node.name in before):
+        _as_argument(node, index)
+    simple = tf_optimizer.OptimizeGraph(config, given)
+    for node in simple.node:
+        if node.op == "_Arg":
+            node.CopyFrom(before[node.name])
+    return simple
+
+
+def _as_argument(node, index):
+    """Make the NodeDef of a placeholder, for which Grappler would make a tensor of its size, an argument of a function, which has none."""
+    dtype, shape = node.attr["dtype"].type, node.attr["shape"].shape
+    node.op = "_Arg"
+    node.attr["T"].type, node.attr["index"].i = dtype, index
+    node.attr["_output_shapes"].list.shape.add().CopyFrom(shape)
+    del node.attr["dtype"], node.attr["shape"]
 
 
 def _imported(definition):
