@@ -18,6 +18,7 @@ import roots
 ROOT = Path(__file__).parents[1]
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 SWITCHES += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]  # of axe-core
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # Keep every cell in the page, also those that are scrolled out of sight.
 SETTINGS = {"@jupyterlab/notebook-extension/tracker.jupyterlab-settings": '{"windowingMode": "none"}'}
@@ -96,11 +97,24 @@ def launched(executable):
         browser.close()
 
 
+def shut_out(page, context=None, **options):
+    """What axe-core finds in a page that shuts somebody out, a line each."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context, {"runOnly": RULES, **options}).response
+    assert "color-contrast" in {rule["id"] for rule in found["passes"]}
+    return [
+        f"{rule['id']}: {node['html'][:300]} {node['failureSummary']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
+
+
 @contextlib.contextmanager
-def open_page(server, width=1200, height=1600):
+def open_page(server):
     """A page in the browser of a jupyterlab()."""
     with launched(server[2]) as browser:
-        page = browser.new_page(viewport={"width": width, "height": height})
+        page = browser.new_page(viewport={"width": 1200, "height": 1600})
         page.set_default_timeout(60_000)
         yield page
 

@@ -31,6 +31,14 @@ _SLOWEST = 20  # files that are listed with their seconds
 _ONE_WORKER = 3 * 2**30  # a kernel and an arm with TensorFlow each, and the largest budget in the tests
 
 
+@pytest.fixture
+def shown(monkeypatch):
+    """What was displayed, as a list of MIME bundles."""
+    bundles = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: bundles.append(data))
+    return bundles
+
+
 def pytest_xdist_auto_num_workers(config):
     """For `-n auto`. Three more than cores, since an arm that runs out of memory sleeps for ten seconds."""
     free = min(psutil.virtual_memory().available, machine_memory())

@@ -8,18 +8,17 @@ from pathlib import Path
 from labsupport.doctor.examining import examine
 from labsupport.doctor.rules import diagnose
 from labsupport.ground.arm import Job, watched
-from labsupport.showing.live import TerminalPlot
+from labsupport.ground.record import Watcher
 
 
-class NoPlot(TerminalPlot):
-    def finish(self, result):
-        pass
+class Silent(Watcher):
+    """Shows nothing."""
 
 
 def examined(function, args, keywords):
     """The diagnosis of an arm, run as its lab runs it, with the probes in its process."""
     given = {name: keywords[name] for name in ("budget", "outside", "env", "logical_devices") if name in keywords}
-    return diagnose(watched(Job(_examined, (function, args), label="arm", timeout=120, **given), NoPlot))
+    return diagnose(watched(Job(_examined, (function, args), label="arm", timeout=120, **given), Silent))
 
 
 def _examined(function, args):

@@ -18,19 +18,13 @@ import left_behind
 import numpy as np
 import psutil
 import pytest
+from browser import wait_for
 
 from labsupport import ArmSetupError, expect_finished, expect_oom, measure, phase, reading, run
 from labsupport.ground.arm import crashed_at
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
 from labsupport.ground.result import Stopped, place
-
-
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not so within {seconds} s"
-        time.sleep(0.05)
 
 
 def alive(pid):
@@ -85,7 +79,7 @@ def test_known_bytes_of_python_held_too_briefly_for_a_sampler():
     assert result.peak_mib < 1, "TensorFlow's allocator does not see Python objects"
 
 
-def test_an_arm_is_a_process_of_its_own_with_everything_brought_back(tmp_path):
+def test_an_arm_is_a_process_of_its_own_with_everything_brought_back():
     def facts(array):
         import tensorflow as tf
 
@@ -381,7 +375,7 @@ def test_interrupting_ends_the_arm(tmp_path):
             time.sleep(0.1)
 
     def interrupt():
-        wait_for((tmp_path / "pid").exists)
+        wait_for((tmp_path / "pid").exists, 120, "the arm's number")
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -403,12 +397,12 @@ def test_when_the_kernel_is_killed_the_arm_dies_too_and_its_folder_is_swept_late
         "run(endless, sys.argv[1])\n"
     )
     kernel = subprocess.Popen([sys.executable, script, tmp_path / "pids"])
-    wait_for((tmp_path / "pids").exists)
+    wait_for((tmp_path / "pids").exists, 120, "the arm's number and its child's")
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert all(map(alive, pids)) and left_behind.folders(kernel.pid)
     kernel.kill()
     kernel.wait()
-    wait_for(lambda: not any(map(alive, pids)), 2)
+    wait_for(lambda: not any(map(alive, pids)), 2, "the end of the arm and of its child")
 
     def nothing():
         pass

@@ -59,7 +59,7 @@ def test_only_folders_with_our_own_mark_are_swept(tmp_path, monkeypatch):
     folders.remove_folder(new)
 
 
-def test_a_working_folder_is_gone_when_its_process_has_ended(tmp_path):
+def test_a_working_folder_is_gone_when_its_process_has_ended():
     script = "from labsupport import working_folder; print(working_folder())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).name == "tmp" and not Path(done.stdout.strip()).parent.exists()
@@ -134,7 +134,7 @@ def test_large_values_come_back_although_the_budget_outside_is_used_up():
     assert value.nbytes == 900 * 2**20 and value.min() == 1
 
 
-def test_interrupting_while_arguments_are_sent_leaves_nothing(tmp_path):
+def test_interrupting_while_arguments_are_sent_leaves_nothing():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     argument = np.zeros(2**26)  # 512 MiB
     # The second is for one that came while Python ran a destructor, where exceptions are ignored.

@@ -15,8 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import SWITCHES, chromium, wait_for
-from playwright.sync_api import sync_playwright
+from browser import RULES, chromium, launched, wait_for
 
 from labsupport.learner.guide import search
 from labsupport.lesson.catalogue import labs
@@ -27,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 LABS = sorted((ROOT / "labs").glob("[0-9]*.ipynb"))
 # Not ours: the table of Keras' model.summary() comes in colours of its own.
 AXE_LEAVES = {"exclude": ["pre[style*='Menlo']"]}
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 OF_COLOURS = ["color-contrast", "link-in-text-block"]  # all that another theme changes
 READ = r"[^/]*|labs/0[01].*"  # pages that axe-core reads; the outputs of other labs are of the same kinds
 NARROW, WIDE = 400, 1280  # pixels: a telephone, a laptop
@@ -70,10 +68,8 @@ def browser(site):
     path = chromium()
     server = http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Quiet, directory=site))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=SWITCHES)
+    with launched(path) as started:
         yield started, f"http://localhost:{server.server_port}"
-        started.close()
     server.shutdown()
     server.server_close()
 

@@ -12,14 +12,6 @@ from labsupport.lesson.claims import VERDICT_MIME, VerdictError, claims, figures
 LESS = {"less than half": "fix < 0.5 * failure", "finishes": "ok"}
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """What was displayed, as a list of MIME bundles."""
-    bundles = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: bundles.append(data))
-    return bundles
-
-
 @pytest.fixture(autouse=True)
 def one_claim(monkeypatch):
     """Only C01, with tests of our own."""

@@ -1,8 +1,7 @@
 """The doctor's report as a page: what it says, tried in a real browser, light and dark, wide and narrow, by axe-core."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browser import chromium, launched
+from browser import chromium, launched, shut_out
 
 from labsupport.doctor.page import page
 from labsupport.doctor.rules import diagnose
@@ -51,9 +50,7 @@ def test_the_page_is_accessible_and_fits(tmp_path, scheme):
         asked = []
         shown.on("request", lambda request: asked.append(request.url))
         shown.goto(file.as_uri())
-        found = Axe().run(shown, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).response
-        assert "color-contrast" in {rule["id"] for rule in found["passes"]}
-        assert not [(rule["id"], node["html"][:200]) for rule in found["violations"] for node in rule["nodes"]]
+        assert not shut_out(shown)
         assert shown.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         # 60 MiB of an axis that ends 5 % above the budget of 256 MiB, in a picture of 192 pixels.
         drawn = shown.evaluate("document.querySelector('polyline').getBoundingClientRect().height")

@@ -5,14 +5,6 @@ import pytest
 from labsupport.lesson.exercises import EXERCISE_MIME, NotYet, exercise, try_out_once
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """What was displayed, as a list of MIME bundles."""
-    bundles = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: bundles.append(data))
-    return bundles
-
-
 @exercise(1, "first hint", "second hint")
 def halved(answer):
     assert answer() == 1, f"it is {answer()}"

@@ -104,7 +104,7 @@ def test_a_walk_is_the_same_each_time_and_leaves_nothing_behind():
     graph = graph_of(*steps, held={"x": 100})
     walks = [Walk(graph, seed=3, steps=2) for _ in range(2)]
     assert walks[0].peak == walks[1].peak and walks[0].memory.in_use == 100 * KIB
-    assert sum(block.chunk for block in walks[0].peak_blocks()) == walks[0].peak
+    assert sum(block.chunk for block in walks[0].blocks if walks[0].at_peak(block)) == walks[0].peak
 
 
 def test_making_a_variable_is_no_part_of_a_step():

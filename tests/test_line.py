@@ -118,8 +118,6 @@ def test_an_arm_runs_when_its_turn_has_come_and_is_itself_in_no_line(tmp_path, k
     other, places = kernel(), []
 
     class Patient(Watcher):
-        stopped = False
-
         def wait(self, label, place):
             places.append(place)
             other.kill()

@@ -107,14 +107,6 @@ def test_strangers_text_is_shown_as_it_is_in_pictures():
         assert html.escape(SHOWN, quote=False) in data["text/html"].replace("&#34;", '"').replace("&#39;", "'")
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """What was displayed, as a list of MIME bundles."""
-    bundles = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: bundles.append(data))
-    return bundles
-
-
 def test_an_error_is_shown_with_its_lines_and_folded_log(shown):
     cards.show_error(died().error)
     ((markup, text),) = [(data["text/html"], data["text/plain"]) for data in shown]

@@ -1,8 +1,7 @@
 """The page to explore a peak: one file, tried in a real browser, with keys alone, and by axe-core."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browser import chromium, launched
+from browser import chromium, launched, shut_out
 
 from labsupport.ground.budget import MIB
 from labsupport.ground.result import Line
@@ -42,9 +41,9 @@ def page(saved):
         assert {url.partition(":")[0] for url in asked} <= {"file", "data", "blob"}, "it asks the network"
 
 
-def pieces(page, number=0):
-    """The words in the nested bars of an arm."""
-    return page.locator(".bars").nth(number).locator(".slicetext").all_text_contents()
+def pieces(page):
+    """The words in the nested bars of the first arm."""
+    return page.locator(".bars").first.locator(".slicetext").all_text_contents()
 
 
 def test_saving_tells_path_and_size_and_escapes_what_strangers_wrote(saved, capsys):
@@ -102,7 +101,5 @@ def test_the_page_is_accessible_and_fits(page, scheme):
     for width in (1280, 480):
         page.set_viewport_size({"width": width, "height": 2400})
         page.wait_for_timeout(300)  # laid out anew
-        found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).response
-        assert "color-contrast" in {rule["id"] for rule in found["passes"]}
-        assert not [(rule["id"], node["html"][:200]) for rule in found["violations"] for node in rule["nodes"]]
+        assert not shut_out(page)
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -123,8 +123,6 @@ KINDS = {  # name: (function, what may come of it, how a Job differs)
 class Silent(Watcher):
     """Shows nothing."""
 
-    stopped = False
-
 
 def one(name):
     """What is wrong with one arm of a kind; "" if nothing."""

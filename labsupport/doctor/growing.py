@@ -313,7 +313,7 @@ def tensors_kept(facts, finished):
 def _by_growth(facts, running):
     """All censuses, also those that were taken because tensors had grown, where few came in their turn: a busy machine affords few.
 
-    None where the level of tensor memory does not go on rising: what grew until then may have been filled once.
+    None of them where the level of tensor memory does not go on rising: what grew until then may have been filled once.
     """
     few = sum(census.step >= 2 for census in running) < _ENOUGH
     return [census for census in facts.censuses[:-1] if running] if few and goes_on(facts) else []

@@ -13,7 +13,7 @@ from rich.text import Text
 from labsupport.doctor.figures import least_peak, unexplained, variables_rose, wanted
 from labsupport.doctor.suspects import died_of_memory
 from labsupport.ground.budget import MIB, mib
-from labsupport.ground.record import Facts
+from labsupport.ground.record import Facts, Watcher
 from labsupport.ground.result import SOURCES
 from labsupport.lesson.catalogue import see_lab
 from labsupport.showing.palette import BAD, COLOURS, GOOD, UNKNOWN
@@ -47,10 +47,8 @@ def chart(curve, top):
     return ["".join(_BLOCKS[min(max(e - 8 * row, 0), 8)] for e in eighths) for row in reversed(range(_ROWS))]
 
 
-class DoctorDisplay:
-    """The Watcher of the doctor's script: a line now and then. The script's own output goes its own way."""
-
-    stopped = False  # Ctrl+C does it here
+class DoctorDisplay(Watcher):
+    """Of the doctor's script: a line now and then. Its own output goes its own way, and Ctrl+C ends it."""
 
     def __init__(self, script, budget, console=None):
         self._script, self._console, self._said = plain(script), console, time.monotonic()
@@ -84,12 +82,6 @@ class DoctorDisplay:
                 f"doctor: {self._script}: computes nothing just now; where memory runs out, TensorFlow itself waits ten "
                 "seconds for some, each time …"
             )
-
-    def finish(self, result):
-        """The report comes later."""
-
-    def abandon(self):
-        """Nothing was drawn."""
 
 
 def drawn(result):

@@ -33,8 +33,7 @@ class Tensor:
 class Node:
     """An operation. inputs: numbers of values that it reads; after: numbers of nodes that it waits for besides.
 
-    outputs: a Tensor each; first: the number of its first output among all values. value: what it puts out where that is
-    a constant of a few numbers. attributes: the few that rules ask for.
+    outputs: a Tensor each; first: the number of its first output among all values. attributes: the few that rules ask for.
     """
 
     name: str

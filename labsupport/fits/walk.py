@@ -130,10 +130,6 @@ class Walk:
         """Whether a Block was alive at the peak, and took memory."""
         return block.begin < self.at <= block.end and block.chunk > 0
 
-    def peak_blocks(self):
-        """The Blocks that were alive at the peak."""
-        return list(filter(self.at_peak, self.blocks))
-
     # --- the executor
 
     def _run(self):

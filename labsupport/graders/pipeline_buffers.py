@@ -5,19 +5,11 @@ import time
 from numbers import Real
 from pathlib import Path
 
-from labsupport.ground.meter import reading
+from labsupport.ground.meter import grown, reading
 from labsupport.lesson.exercises import as_written, exercise, no_dataset, try_out
 
 _COUNT = 250  # images: shades of grey tell them apart; no multiple of a batch, so that a last, shorter one is due
 _STEP = 0.01  # seconds of pause behind each batch, in which the buffers fill
-
-
-def _let_fill():
-    """Wait until what a pipeline holds has stopped growing, 5 s at most: however slow the machine, its buffers are full."""
-    level, until = 0.0, time.monotonic() + 5
-    while (held := reading().tensors_mib) > level and time.monotonic() < until:
-        level = held
-        time.sleep(0.3)
 
 
 def _two_epochs(answer, image_mib):
@@ -48,7 +40,7 @@ def _two_epochs(answer, image_mib):
                 if sum(map(len, epochs[-1])) > _COUNT:
                     return f"an epoch gives more than the {_COUNT} images that there are, and perhaps never ends."
                 if len(epochs[-1]) == 1:
-                    _let_fill()
+                    grown(lambda: reading().tensors_mib)  # its buffers fill
     return epochs
 
 

@@ -237,6 +237,18 @@ def phase(name):
             yield
 
 
+def grown(level):
+    """What level() tells once it has stopped growing, as when a pipeline's buffers are full, however slow the machine; 5 s at most."""
+    last, until = level(), time.monotonic() + 5
+    while time.monotonic() < until:
+        time.sleep(0.3)
+        now = level()
+        if now <= last:
+            break
+        last = now
+    return last
+
+
 def reading():
     """The counters now, in MiB over the arm's start, for use inside an arm (once an epoch, say)."""
     if active is None:

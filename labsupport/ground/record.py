@@ -309,7 +309,7 @@ Record = Start | Sample | PhaseBegun | Phase | Facts | End
 class Watcher(Protocol):
     """What draws while an arm runs, or only waits."""
 
-    stopped: bool  # True when somebody asked to end the run; looked at every few hundredths of a second
+    stopped: bool = False  # True when somebody asked to end the run; looked at every few hundredths of a second
 
     def hear(self, stream: str, text: str) -> None:
         """What the arm writes, as it comes; stream is "stdout" or "stderr"."""

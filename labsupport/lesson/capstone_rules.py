@@ -276,10 +276,7 @@ class Bench:
         with calling(name):
             elements = iter(data)
             first = next(elements)
-            level, until = 0, time.monotonic() + 5
-            while (held := self.held() - before) > level and time.monotonic() < until:
-                level = held
-                time.sleep(0.2)
+            level = meter.grown(self.held) - before
             del first, elements
         return level
 

@@ -135,12 +135,7 @@ def _waiting(result, elapsed):
 
 
 class TerminalPlot(Watcher):
-    """Without a notebook: one line, rewritten in place on a terminal; nothing when the output is a file."""
-
-    stopped = False  # Ctrl+C does it here
-
-    def hear(self, stream, text):
-        """What the arm writes waits for the end: result.output and the error's log have it."""
+    """Without a notebook: one line, rewritten in place on a terminal; nothing when the output is a file. Ctrl+C ends the run."""
 
     def wait(self, label, place):
         if sys.stderr.isatty():
@@ -168,7 +163,8 @@ _AWAY = "Nothing moves here after the kernel was restarted: then run this cell a
 class NotebookPlot(Watcher):
     """In a notebook: the SVG in an HTML widget with a status line and a Stop button.
 
-    quiet=True leaves one line of text behind in place of the picture (for sweeps over many arms).
+    quiet=True leaves one line of text behind in place of the picture (for sweeps over many arms). What the arm writes waits
+    for its end: printed now, it would fight with the widget over the cell's output.
     """
 
     def __init__(self, quiet):
@@ -195,9 +191,6 @@ class NotebookPlot(Watcher):
     @property
     def stopped(self):
         return self._stop.is_set()
-
-    def hear(self, stream, text):
-        """What the arm writes waits for the end: printing now would fight with the widget over the cell's output."""
 
     def wait(self, label, place):
         """Say so, where it has changed: a screen reader may be reading it."""

@@ -1,7 +1,7 @@
 """Python reads this at its start, before a script that the doctor examines: it hands over to inside.py and steps back.
 
 The script is then run by Python itself, not by code of ours, so that nothing about it is imitated. The folder of this
-file stands first in PYTHONPATH; the environment is put back as it was before the script begins (see examining.py).
+file stands first in PYTHONPATH; the environment is put back as it was before the script begins.
 """
 
 import json
