@@ -17,7 +17,7 @@ CODE = [path for folder in ("labsupport", "tools", "tests") for path in sorted((
 NOTEBOOKS = sorted((ROOT / "labs").rglob("*.ipynb"))
 LONGEST_FUNCTION = 60  # lines: a screen
 WIDEST_CELL = 100  # columns: what JupyterLab shows at 1280 pixels beside its file browser
-SPARED = "# fmt: " + "skip"
+SPARED = "# " + "fmt:"
 
 
 def short(path):

@@ -10,11 +10,24 @@ from labsupport.fits.kernels import ELEMENTWISE
 
 FEW = 64  # elements of a constant that is kept as numbers
 _BINARY = {
-    "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Maximum": np.maximum, "Minimum": np.minimum,
-    "Less": np.less, "LessEqual": np.less_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Equal": np.equal,
-    "NotEqual": np.not_equal, "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "FloorDiv": np.floor_divide,
-    "FloorMod": np.mod, "RealDiv": np.true_divide,
-}  # fmt: off
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Equal": np.equal,
+    "NotEqual": np.not_equal,
+    "LogicalAnd": np.logical_and,
+    "LogicalOr": np.logical_or,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "RealDiv": np.true_divide,
+}
 _UNARY = {"Identity": np.asarray, "LogicalNot": np.logical_not, "Neg": np.negative, "StopGradient": np.asarray}
 _ALIKE = {"ZerosLike": np.zeros_like, "OnesLike": np.ones_like}
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}

@@ -355,8 +355,23 @@ def _shape(tensor):
 def _attributes(operation):
     """Those that rules ask for."""
     found = {}
-    for key in ("axis", "transpose_a", "transpose_b", "adj_x", "adj_y", "begin_mask", "end_mask", "shrink_axis_mask",
-                "new_axis_mask", "ellipsis_mask", "keep_dims", "padding", "data_format", "strides", "parallel_iterations"):  # fmt: off
+    for key in (
+        "axis",
+        "transpose_a",
+        "transpose_b",
+        "adj_x",
+        "adj_y",
+        "begin_mask",
+        "end_mask",
+        "shrink_axis_mask",
+        "new_axis_mask",
+        "ellipsis_mask",
+        "keep_dims",
+        "padding",
+        "data_format",
+        "strides",
+        "parallel_iterations",
+    ):
         try:
             found[key] = operation.get_attr(key)
         except ValueError:
