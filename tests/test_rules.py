@@ -313,7 +313,7 @@ def test_large_arrays_in_each_new_graph_are_constants(number, named):
 @pytest.mark.parametrize(("operation", "instead"), [("OneHot", "labels as integers"), ("Mul", "work in pieces")])
 def test_what_stands_in_place_of_one_large_output_is_told(operation, instead):
     result = died(Facts(censuses=[Census(0, 0)]), peak=MIB, wanted=300 * MIB, dumps=[MIB])
-    result.error = ArmError(Cause.OOM, f"Out of memory in {operation}: no room for a tensor")
+    result.operation = operation
     assert instead in diagnose(result).suspects[0].change
 
 
@@ -546,7 +546,7 @@ def test_a_budget_below_the_model_is_told_while_it_is_built():
     assert "larger than the budget" in evidence(died(facts, wanted=60 * MIB))
     facts = Facts(censuses=[Census(0, 0, weights=8 * MIB, models=[Model("Sequential", 8 * MIB)])])
     answering = died(facts, peak=30 * MIB, wanted=26 * MIB)  # a finished model that is only asked
-    answering.error.message = "Out of memory in MatMul: no room for a tensor"
+    answering.operation = "MatMul"
     assert kinds(answering) == ["batch-bound activations"]
 
 
@@ -554,7 +554,7 @@ def test_a_variable_that_would_fit_is_told_apart_from_a_model_that_does_not():
     def found(made, wanted):
         facts = Facts(censuses=[Census(0, 0, weights=made * MIB, tensors=140 * MIB)])
         result = died(facts, wanted=wanted * MIB)
-        result.error.message = "Out of memory in AddV2: no room for a tensor"
+        result.operation = "AddV2"
         result.error.frames, facts.made = [Line("t.py", 12, "Embedding(300000, 64)")], {"model": "t.py:12"}
         return diagnose(result)
 
@@ -646,7 +646,7 @@ def test_pieces_that_are_joined_beside_any_step_are_told_with_what_keeps_them(pi
     rows = [1, 2, 8, 16, 32, pieces] if pieces else [0] * 6
     facts = Facts(steps=[TRAIN], censuses=[msgspec.structs.replace(c, weights=MIB) for c in censuses(tensors=rows)])
     result = died(facts, peak=70 * MIB, wanted=64 * MIB, dumps=[200 * MIB])
-    result.error.message = "Out of memory in ConcatV2: no room for a tensor of shape [8192, 2048]"
+    result.operation = "ConcatV2"
     assert kinds(result) == ["retained tensors" if pieces else "one operation's large output"]
     assert "ConcatV2 joined pieces into one" in evidence(result)
     result.error.traceback = 'File "/env/keras/src/layers/merging/concatenate.py", line 9, in call'
@@ -705,7 +705,7 @@ def test_evaluation_that_ran_out_and_an_optimizer_that_is_light_are_told_what_he
     assert suspect.kind == "batch-bound activations" and "validation_batch_size" in suspect.change
     for slots, lighter in ((0.1, False), (200, True)):
         result = died(one(weights=100, slots=slots))
-        result.error = ArmError(Cause.OOM, "Out of memory in sgd/Sub: no room for a tensor")
+        result.operation = "sgd/Sub"
         assert ("fewer slots" in diagnose(result).suspects[0].change) == lighter
 
 
@@ -839,9 +839,9 @@ def test_only_an_optimizer_of_keras_accumulates_gradients(line):
 def test_what_is_in_use_in_an_update_is_the_optimizers():
     result = died(one(weights=30, slots=60))
     assert kinds(result) == ["batch-bound activations"]
-    result.error.message = "Out of memory in adam/AssignAddVariableOp_1: no room for a tensor"
+    result.operation = "adam/AssignAddVariableOp_1"
     assert kinds(result) == ["optimizer state"]
-    result.error.message = "Out of memory in functional_1/adamson_1/Relu: no room for a tensor"
+    result.operation = "functional_1/adamson_1/Relu"
     assert kinds(result) == ["batch-bound activations"]
 
 

@@ -49,7 +49,6 @@ _OUTSIZE = 2
 _NO_ARRAY = re.compile(
     r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array(?: with shape (\([\d, ]*\)) and data type (\w+))?"
 )
-_OPERATION = re.compile(r"Out of memory in (\w+):")  # see ground/oom.py
 _ELEMENTS = re.compile(r", (\d+) elements$")  # see census.py
 # Operations that copy pieces side by side into one.
 _JOINS = re.compile(r"Concat(V2)?|Pack")
@@ -99,7 +98,7 @@ _FLOAT32 = 'let the model be float32, which is half of it: no keras.config.set_f
 # Keras' optimizers, as the names of their operations tell them: by then activations have been let go, what is in use has
 # the size of the weights.
 _UPDATES = re.compile(
-    r"Out of memory in (?:[\w.-]+/)*(?:adam|adamw|adamax|rmsprop|sgd|nadam|lion|lamb|adafactor|adagrad|adadelta|ftrl)(?:_\d+)?/"
+    r"(?:[\w.-]+/)*(?:adam|adamw|adamax|rmsprop|sgd|nadam|lion|lamb|adafactor|adagrad|adadelta|ftrl)(?:_\d+)?/"
 )
 # A file in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
 _INITIALIZES = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
@@ -156,7 +155,7 @@ class Death:
     @property
     def updating(self):
         """Whether an optimizer was applying gradients."""
-        return bool(self.parts.slots and _UPDATES.match(self.result.error.message))
+        return bool(self.parts.slots and _UPDATES.match(self.result.operation))
 
     @property
     def of_a_table(self):
@@ -219,11 +218,8 @@ class Death:
     @property
     def joining(self):
         """The operation beside any step that was to join pieces into one; "" for others."""
-        error = self.result.error
-        found = _OPERATION.match(error.message)
-        if not found or self.during or not _JOINS.fullmatch(found[1]) or _IN_A_LAYER.search(error.traceback):
-            return ""
-        return found[1]
+        operation, kept = self.result.operation, self.during or _IN_A_LAYER.search(self.result.error.traceback)
+        return operation if _JOINS.fullmatch(operation) and not kept else ""
 
     @property
     def failing(self):
@@ -466,8 +462,8 @@ def _building(result, parts):
     """
     if _INITIALIZES.search(result.error.traceback):
         return True
-    facts, operation = result.facts, _OPERATION.match(result.error.message)
-    if operation and not _MAKES_VARIABLES.fullmatch(operation[1]):
+    facts, operation = result.facts, "" if "/" in result.operation else result.operation
+    if operation and not _MAKES_VARIABLES.fullmatch(operation):
         return False
     model = facts.made.get("model") and os.path.basename(place_of(result)) == facts.made["model"]
     arrays = facts.converted.largest if operation else facts.censuses[-1].arrays  # of a crash no more is known
@@ -554,9 +550,9 @@ def large_output(death):
     trains = (death.during is not None or of_a_layer) and facts.censuses[-1].weights
     if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
-        operation = _OPERATION.match(death.result.error.message)
-        change = _INSTEAD.get(operation[1], "") if operation else ""
-        yield Suspect(_ONE_OUTPUT, death.wanted, [sentence], place_of(death.result), change)
+        yield Suspect(
+            _ONE_OUTPUT, death.wanted, [sentence], place_of(death.result), _INSTEAD.get(death.result.operation, "")
+        )
 
 
 def converted_whole(death):

@@ -7,6 +7,7 @@ from labsupport.doctor.terminal import LEAST_PART, figures, no_suspect
 from labsupport.ground.budget import MIB, mib
 from labsupport.lesson.catalogue import labs, notebook_file
 from labsupport.showing.cards import template
+from labsupport.showing.palette import BAD
 
 _PAGE = Path(__file__).with_name("page.html")
 _WIDTH, _HEIGHT = 1000, 100  # of the picture's own coordinates
@@ -23,7 +24,7 @@ def page(diagnosis, changed=(), tried=()):
     return template(_PAGE.read_text(encoding="utf-8")).render(
         result=result,
         suspects=[_suspect(suspect) for suspect in diagnosis.suspects],
-        sign=look.sign if look else "",
+        sign=(look or BAD).sign,
         sentence=sentence,
         curve=_curve(result),
         figures=figures(result) + [("asked for when memory ran out", mib(asked))] * bool(asked),

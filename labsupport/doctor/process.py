@@ -28,7 +28,6 @@ from labsupport.ground.budget import MIB, Budget, mib
 from labsupport.ground.child import end_children
 from labsupport.ground.folders import ArmSetupError
 from labsupport.ground.meter import SAMPLE_SECONDS
-from labsupport.ground.oom import wanted_bytes
 from labsupport.ground.pipe import Garbled, Receiver
 from labsupport.ground.record import Cause, End, Start
 from labsupport.ground.result import ArmError, ArmResult
@@ -333,7 +332,6 @@ class ScriptWatch(Watch):
         if raised is not None and raised.type == "KeyboardInterrupt":
             return ArmError(Cause.STOPPED, "it was interrupted; this is what was seen until then")
         if raised is not None and code == 1:
-            self.result.wanted = wanted_bytes(raised.message)
             return told(raised, self.child.log(), self.result)
         if code == -signal.SIGINT:
             return ArmError(Cause.STOPPED, "it was interrupted; this is what was seen until then")

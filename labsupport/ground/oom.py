@@ -32,6 +32,12 @@ def wanted_bytes(message):
     return parse_size(by_xla[-1]) if by_xla else None
 
 
+def failed_operation(message):
+    """The operation that TensorFlow's message says found no room, with the scopes of a graph: "net/dense/MatMul", "ConcatV2"; "" if it does not tell."""
+    found = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
+    return found[1] if found else ""
+
+
 def wanted_in_log(log):
     """The same from the allocator's last complaint in a log, which is all that is left of a process that crashed."""
     found = re.findall(r"ran out of memory trying to allocate ([\d.]+[KMG]?i?B)", log)
@@ -54,8 +60,8 @@ def regions(log):
 def explain_oom(message, log, budget):
     """One readable sentence from TensorFlow's message and the allocator's dump: which tensor, its bytes, what was in use."""
     found = _WANTED.search(message)
-    op = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
-    where = f" in {op[1]}" if op else ""
+    operation = failed_operation(message)
+    where = f" in {operation}" if operation else ""
     if "Cannot parse tensor from proto" in message:  # tensorflow/core/kernels/constant_op.cc
         return f"Out of memory{where}: no room for a constant of the graph, of a budget of {mib(budget)}"
     if not found:  # XLA and pipelines word it differently

@@ -131,7 +131,8 @@ class ArmResult:
     tensors, process: the sampled curves as [(seconds, bytes)]; they show the way, the figures are exact.
     phases: the finished `with phase(...)` blocks (record.Phase), in order of their end.
     open_phases: (name, start) of blocks that are not left yet, while the arm runs or where it was ended.
-    wanted: bytes of the allocation that had no room, where TensorFlow told. dumps: bytes in use whenever its allocator
+    wanted: bytes of the allocation that had no room, where TensorFlow told. operation: the one that asked for them, see
+    oom.failed_operation(); "" where nothing tells. dumps: bytes in use whenever its allocator
     ran out, in order; errors that the function caught count, too. regions: bytes of each region that the allocator took,
     where its log tells of them (TF_CPP_VMODULE=bfc_allocator=1). facts: what the doctor's probes saw, without them None.
     family: what its children held, where that was much; offspring: what they made, of a script. status: a script's exit status as Popen gives it, None for an arm.
@@ -151,6 +152,7 @@ class ArmResult:
     phases: list = field(default_factory=list)
     open_phases: list = field(default_factory=list)
     wanted: int | None = None
+    operation: str = ""
     dumps: list = field(default_factory=list)
     regions: list = field(default_factory=list)
     facts: Facts | None = None
