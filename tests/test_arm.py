@@ -228,6 +228,9 @@ def test_an_expected_failure_that_does_not_come_fails():
         (lambda: run(print, timeout=None), "timeout is None: give a number of seconds"),
         (lambda: run(print, timeout="5"), "timeout is '5': give a number of seconds"),
         (lambda: run(print, env={"A": 1}), "names and values are text"),
+        (lambda: run(print, env={"A": "1\0"}), "text without null characters"),
+        (lambda: run(print, env={"A=B": "1"}), "names have no ="),
+        (lambda: run(print, env={"": "1"}), "names and values are text"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(attempt, message):

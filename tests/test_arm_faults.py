@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import linecache
 import os
 import resource
 import signal
@@ -57,6 +58,20 @@ def test_only_folders_with_our_own_mark_are_swept(tmp_path, monkeypatch):
     assert not marked.exists() and damaged.exists() and busy.exists() and (new / "tmp").is_dir()
     assert stat.S_IMODE(new.stat().st_mode) == 0o700, "nobody else may look into it"
     folders.remove_folder(new)
+
+
+def test_what_is_no_utf_8_and_paths_that_are_no_text_go_to_the_arm_as_they_are(tmp_path, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, str(folder)])
+    monkeypatch.setenv("ODD", os.fsdecode(b"\xff"))
+    monkeypatch.setitem(linecache.cache, "<a cell>", (1, None, ["'\ud800'\n"], "<a cell>"))
+
+    def seen():
+        return os.environb[b"ODD"], os.getcwdb(), [os.fsencode(place) for place in sys.path[-2:]]
+
+    assert measure(seen).value == (b"\xff", os.fsencode(folder), [os.fsencode(tmp_path), os.fsencode(folder)])
 
 
 def test_a_working_folder_is_gone_when_its_process_has_ended():

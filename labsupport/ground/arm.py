@@ -26,9 +26,9 @@ from labsupport.ground.budget import MIB, Budget, child_environment, mib
 from labsupport.ground.child import STATUS, end_children, named_code
 from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_folder
 from labsupport.ground.meter import SAMPLE_SECONDS
-from labsupport.ground.oom import dumped_in_use, explain_oom, regions, wanted_bytes, wanted_in_log
+from labsupport.ground.oom import dumped_in_use, explain_oom, failed_operation, regions, wanted_bytes, wanted_in_log
 from labsupport.ground.pipe import Garbled, Receiver
-from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
+from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start, sendable
 from labsupport.ground.result import ArmError, ArmResult, Family, is_own, line_of, place
 from labsupport.ground.values import NoValue, unpack
 
@@ -83,19 +83,22 @@ class Job:
             raise ArmSetupError(f"timeout is {self.timeout!r}: give a number of seconds, such as timeout=300")
         if not isinstance(self.logical_devices, int) or self.logical_devices < 1:
             raise ArmSetupError(f"logical_devices is {self.logical_devices!r}: give 1 or more")
-        odd = {
-            name: value
-            for name, value in (self.env or {}).items()
-            if not isinstance(name, str) or not isinstance(value, str)
-        }
+        odd = {name: value for name, value in (self.env or {}).items() if not _of_an_environment(name, value)}
         if odd:
-            raise ArmSetupError(f"env has {odd}: names and values are text, such as {{'A': '1'}}")
+            raise ArmSetupError(
+                f"env has {odd}: names and values are text without null characters, and names have no =, such as {{'A': '1'}}"
+            )
         try:
             inspect.signature(self.function).bind(*self.args)
         except TypeError as error:
             raise ArmSetupError(f"{self.name} does not take these arguments: {error}") from None
         except ValueError:  # a built-in without a signature
             pass
+
+
+def _of_an_environment(name, value):
+    text = isinstance(name, str) and isinstance(value, str)
+    return text and name != "" and "=" not in name and "\0" not in name + value
 
 
 def watched(job, make_watcher):
@@ -145,7 +148,7 @@ def _its_turn(place, result, watcher):
 def _header(job, allowed):
     """What an arm's process reads before its function."""
     header = {
-        "path": sys.path,
+        "path": [os.fsencode(place) for place in sys.path if isinstance(place, (str, os.PathLike))],
         "cells": _cells(),
         "budget": astuple(allowed),
         "logical_devices": job.logical_devices,
@@ -160,7 +163,8 @@ def get_ready():
 
 def _cells():
     """Source of the notebook cells run so far: {file name: lines}. They exist only in this process's line cache."""
-    return {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    cells = ((name, entry[2]) for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None)
+    return {sendable(name): [sendable(line) for line in lines] for name, lines in cells}
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -433,7 +437,7 @@ class Watch:
                 Cause.CRASH_OUT,
                 "compiled code crashed when TensorFlow's allocator had just run out of memory",
             )
-        elif "std::bad_alloc" in log[-10_000:]:
+        elif name == "SIGABRT" and "std::bad_alloc" in log[-10_000:]:  # the last that an abort writes
             cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"
         else:
             cause, why = Cause.CRASH, "compiled code crashed"
@@ -450,7 +454,6 @@ class Watch:
         result.figures.update({name: size for name, size in end.figures.items() if name in result.figures})
         if end.raised is not None:
             result.error = told(end.raised, self.child.log(), result)
-            result.wanted = wanted_bytes(end.raised.message)
             return
         try:
             result.value = unpack(end.value, arrays)
@@ -499,9 +502,11 @@ def _system_kills():
 
 
 def told(raised, log, result):
-    """The ArmError of what a function raised."""
+    """The ArmError of what a function raised; what had no room is noted in the result."""
+    result.wanted = wanted_bytes(raised.message)
     message = f"{raised.type}: {raised.message[:_MESSAGE]}" + (" …" if len(raised.message) > _MESSAGE else "")
     if raised.cause is Cause.OOM:
+        result.operation = failed_operation(raised.message)
         message = explain_oom(raised.message, log, result.budget)
     elif raised.cause is Cause.MEMORY:
         why = (

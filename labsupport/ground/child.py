@@ -165,7 +165,7 @@ def _prepare(header, tf):
     from labsupport.ground import meter
     from labsupport.ground.budget import Budget
 
-    sys.path[:] = header["path"]
+    sys.path[:] = map(os.fsdecode, header["path"])
     # A notebook cell has no file. AutoGraph and tracebacks find its source here.
     for name, lines in header["cells"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

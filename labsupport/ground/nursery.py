@@ -217,7 +217,8 @@ def _touch(files):
 
 def send(connection, descriptors, environment, folder, **more):
     """Ask for a process with this environment, folder and these descriptors, and with this process's umask."""
-    request = {"environment": environment, "folder": folder, "umask": _umask(), **more}
+    as_bytes = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}  # they need be no UTF-8
+    request = {"environment": as_bytes, "folder": os.fsencode(folder), "umask": _umask(), **more}
     message = msgspec.msgpack.encode(request)
     socket.send_fds(connection, [_SIZE.pack(len(message))], descriptors)
     connection.sendall(message)
@@ -236,7 +237,7 @@ def settle(request, streams):
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(request["umask"])
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environb.update(request["environment"])
     tempfile.tempdir = None  # it remembers TMPDIR
     with contextlib.suppress(OSError):
         os.chdir(request["folder"])

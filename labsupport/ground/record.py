@@ -320,6 +320,9 @@ class Watcher(Protocol):
     def update(self, result, elapsed: float, started: bool) -> None:
         """The unfinished ArmResult, many times a second; before `started` only Python and TensorFlow load."""
 
+    def waits(self) -> None:
+        """A script that the doctor examines has loaded TensorFlow and computes nothing; often while that lasts."""
+
     def finish(self, result) -> None:
         """The finished ArmResult, once. Nothing is called after it."""
 
