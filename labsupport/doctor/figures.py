@@ -70,7 +70,7 @@ def parts_of_peak(result, earlier_models, kept):
     """The Parts of an examined arm.
 
     earlier_models: whether variables of earlier models stay, of which those count that Python has let go of; kept: bytes by
-    which retained tensors grew (see rules.py). Objects are counted at a census, not at the moment of the peak, so each part
+    which retained tensors grew (see growing.py). Objects are counted at a census, not at the moment of the peak, so each part
     gets at most what those before it leave; what was counted as the most at any time, the buffers, comes last.
     """
     facts = result.facts
