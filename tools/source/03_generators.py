@@ -283,13 +283,13 @@ facts = [
     (phase.name, phase.rise_mib, phase.end - phase.start, processor)
     for phase, processor in zip(run.phases, run.value)
 ][3:]  # the first try warms up
-cost = pd.DataFrame(facts, columns=["way", "MiB", "seconds", "processor"])
+cost = pd.DataFrame(facts, columns=["way", "MiB", "seconds", "processor seconds"])
 cost = cost.groupby("way", sort=False).agg(["median", "min", "max"])
 cost.round(3)
 
 # %%
 memory, seconds = cost["MiB"]["median"], cost["seconds"]["min"]
-processor = cost["processor"]["min"]
+processor = cost["processor seconds"]["min"]
 lab.note(
     f"The generator takes {memory['generator'] / memory['map, in parallel']:.2f} of the memory "
     f"of `map` in parallel, and {processor['generator'] / processor['map, in parallel']:.1f} times "
@@ -301,8 +301,8 @@ lab.note(
 )
 
 # %% [markdown]
-# Seconds pass on the clock, and depend on what else the machine does; *processor* is what all threads have computed, in
-# seconds. These are times of a CPU with few cores that has nothing to train meanwhile; a generator is slow enough to
+# Seconds pass on the clock, and depend on what else the machine does; *processor seconds* are what all threads have
+# computed. These are times of a CPU with few cores that has nothing to train meanwhile; a generator is slow enough to
 # matter if the training step waits for it.
 #
 # **When it flips.** A buffer of images is no trouble while it is small beside your memory. Move the sliders.
