@@ -493,12 +493,15 @@ def _sum(processes, size):
 
 
 def _system_kills():
-    """How often this system's out-of-memory killer has ended a process (/proc/vmstat); None where it does not tell."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
+    """How often this system's out-of-memory killer has ended a process; None where it does not tell.
+
+    A container's own count tells of any killer and of its processes alone (memory.events, kernel.org, "Control Group v2").
+    """
+    for file in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE):
+                return int(found[1])
+    return None
 
 
 def told(raised, log, result):
