@@ -241,17 +241,18 @@ PAIRS = {"input": (((256,), "float32"),), "target": (((1,), "float32"),)}  # of 
 
 
 def both(**named):
-    """(predicted, measured) MiB of a step; runs in a process of its own, so that TensorFlow's state is nobody else's."""
+    """(Prediction, measured bytes) of a step; runs in a process of its own, so that TensorFlow's state is nobody else's."""
     from labsupport.fits.measuring import run_step, step_peak
     from labsupport.fits.prediction import predicted
     from labsupport.fits.step import Wanted
     from labsupport.showing.running import measure
 
     wanted = Wanted(**named)
-    return predicted(wanted).level, step_peak(measure(run_step, wanted, budget="1 GiB"))
+    return predicted(wanted), step_peak(measure(run_step, wanted, budget="1 GiB"))
 
 
-# Four runs of the CNN's step had peaks of 96 to 112 MiB: what runs side by side differs, and so do the holes that tensors take.
+# Runs of the CNN's step had peaks of 95 to 114 MiB, and its prediction is 89 to 114: what runs side by side differs, and so do the
+# holes that tensors take.
 @pytest.mark.parametrize(
     "named",
     [
@@ -263,8 +264,8 @@ def both(**named):
     ids=["cnn", "inference", "grouped", "tape"],
 )
 def test_predicted_against_measured(named):
-    level, measured = both(**named)
-    assert abs(level / measured - 1) < 0.2
+    prediction, measured = both(**named)
+    assert 0.85 * prediction.lowest < measured < 1.15 * prediction.level
 
 
 def dense():
@@ -287,8 +288,8 @@ def dense():
     ids=["dense", "update", "cnn", "tape"],
 )
 def test_an_eager_step_predicted_against_measured(named, off):
-    level, measured = both(eager=True, **named)
-    assert abs(level / measured - 1) < off
+    prediction, measured = both(eager=True, **named)
+    assert abs(prediction.level / measured - 1) < off
 
 
 def test_eagerly_nothing_is_written_into_what_is_given_and_the_order_is_that_of_the_code():
