@@ -66,9 +66,11 @@ def test_what_is_no_utf_8_and_paths_that_are_no_text_go_to_the_arm_as_they_are(t
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, str(folder)])
     monkeypatch.setenv("ODD", os.fsdecode(b"\xff"))
-    monkeypatch.setitem(linecache.cache, "<a cell>", (1, None, ["'\ud800'\n"], "<a cell>"))
+    source = ["'\ud800" + 200_000 * "a" + "'\n"]
+    monkeypatch.setitem(linecache.cache, "<a cell>", (1, None, source, "<a cell>"))
 
     def seen():
+        assert linecache.getlines("<a cell>") == source
         return os.environb[b"ODD"], os.getcwdb(), [os.fsencode(place) for place in sys.path[-2:]]
 
     assert measure(seen).value == (b"\xff", os.fsencode(folder), [os.fsencode(tmp_path), os.fsencode(folder)])

@@ -22,7 +22,8 @@ _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every repor
 # counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
 _A_SLICE = 1.5
 _ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_allocator.h: kMinAllocationSize)
-# What is alive must have grown by this much, in bytes and as a share, before a census collects garbage: GROWTH_LEAST and GROWTH_SHARE of suspects.py, which is not loaded into a script.
+# What is alive must have grown by this much, in bytes and as a share, before a census collects garbage: GROWTH_LEAST and
+# GROWTH_SHARE of suspects.py, which is not loaded into a script.
 _GROWN, _GROWN_SHARE = MIB, 0.02
 
 

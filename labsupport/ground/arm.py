@@ -28,7 +28,7 @@ from labsupport.ground.folders import ArmSetupError, remove_folder, temporary_fo
 from labsupport.ground.meter import SAMPLE_SECONDS
 from labsupport.ground.oom import dumped_in_use, explain_oom, failed_operation, regions, wanted_bytes, wanted_in_log
 from labsupport.ground.pipe import Garbled, Receiver
-from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start, sendable
+from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
 from labsupport.ground.result import ArmError, ArmResult, Family, is_own, line_of, place
 from labsupport.ground.values import NoValue, unpack
 
@@ -164,7 +164,8 @@ def get_ready():
 def _cells():
     """Source of the notebook cells run so far: {file name: lines}. They exist only in this process's line cache."""
     cells = ((name, entry[2]) for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None)
-    return {sendable(name): [sendable(line) for line in lines] for name, lines in cells}
+    whole = lambda text: text.encode("utf-8", "surrogatepass")  # as values.py does: AutoGraph reads it
+    return {whole(name): [whole(line) for line in lines] for name, lines in cells}
 
 
 class _Pickler(cloudpickle.Pickler):

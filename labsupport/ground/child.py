@@ -167,7 +167,8 @@ def _prepare(header, tf):
 
     sys.path[:] = map(os.fsdecode, header["path"])
     # A notebook cell has no file. AutoGraph and tracebacks find its source here.
-    for name, lines in header["cells"].items():
+    text = lambda whole: whole.decode("utf-8", "surrogatepass")
+    for name, lines in ((text(name), list(map(text, lines))) for name, lines in header["cells"].items()):
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     device = Budget(*header["budget"]).apply(tf, header["logical_devices"])
     return meter.Meter(meter.AllocatorCounter(tf, device))
