@@ -4,6 +4,7 @@ Grappler is TensorFlow's own: a tf.function runs the graph that it leaves. What 
 """
 
 import contextlib
+import copy
 import re
 from dataclasses import dataclass
 
@@ -199,14 +200,15 @@ def _simplified(graph, captured, eager):
             node.attr.pop("_lower_using_switch_merge", None)
     if eager:
         return _imported(item.graph_def)
+    placeholders = _as_arguments(item.graph_def)
     try:
-        return _imported(_by_grappler(item, remapping=True))
+        return _imported(_by_grappler(item, placeholders, remapping=True))
     except ValueError:  # it fuses convolutions of a type that only oneDNN's own have, which a graph may not name
-        return _imported(_by_grappler(item, remapping=False))
+        return _imported(_by_grappler(item, placeholders, remapping=False))
 
 
-def _by_grappler(item, remapping):
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+def _by_grappler(item, placeholders, remapping):
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
 
     config = config_pb2.ConfigProto()
@@ -214,25 +216,25 @@ def _by_grappler(item, remapping):
     options.min_graph_nodes = -1
     if not remapping:
         options.remapping = rewriter_config_pb2.RewriterConfig.OFF
-    given = meta_graph_pb2.MetaGraphDef()
-    given.CopyFrom(item)
-    before = {node.name: node for node in item.graph_def.node if node.op == "Placeholder"}
-    for index, node in enumerate(node for node in given.graph_def.node if node.name in before):
-        _as_argument(node, index)
-    simple = tf_optimizer.OptimizeGraph(config, given)
+    simple = tf_optimizer.OptimizeGraph(config, item)
     for node in simple.node:
         if node.op == "_Arg":
-            node.CopyFrom(before[node.name])
+            node.CopyFrom(placeholders[node.name])
     return simple
 
 
-def _as_argument(node, index):
-    """Make the NodeDef of a placeholder, for which Grappler would make a tensor of its size, an argument of a function, which has none."""
-    dtype, shape = node.attr["dtype"].type, node.attr["shape"].shape
-    node.op = "_Arg"
-    node.attr["T"].type, node.attr["index"].i = dtype, index
-    node.attr["_output_shapes"].list.shape.add().CopyFrom(shape)
-    del node.attr["dtype"], node.attr["shape"]
+def _as_arguments(definition):
+    """Make placeholders of a GraphDef, for which Grappler would make tensors of their size, arguments of a function, which have none.
+
+    Returns {name: NodeDef as it was}.
+    """
+    before = {node.name: copy.deepcopy(node) for node in definition.node if node.op == "Placeholder"}
+    for index, node in enumerate(node for node in definition.node if node.name in before):
+        dtype, shape = node.attr.pop("dtype").type, node.attr.pop("shape").shape
+        node.op = "_Arg"
+        node.attr["T"].type, node.attr["index"].i = dtype, index
+        node.attr["_output_shapes"].list.shape.add().CopyFrom(shape)
+    return before
 
 
 def _imported(definition):
