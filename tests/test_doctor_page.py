@@ -6,7 +6,7 @@ from browser import chromium, launched, shut_out
 from labsupport.doctor.page import page
 from labsupport.doctor.rules import diagnose
 from labsupport.ground.budget import MIB
-from labsupport.ground.record import Census, Facts, Holder, Step
+from labsupport.ground.record import Census, Facts, Holder, Kind, Step
 from labsupport.ground.result import ArmResult
 
 EVIL = "kept</script><img src=x onerror=alert(1)>"
@@ -19,7 +19,9 @@ def diagnosis(grown=10):
         for n in range(7)
     ]
     facts = Facts(
-        steps=[Step("train (t.py:9)", "step", count=64)], censuses=held, holders=["9.0 MiB held (t.py, line 3: x)"]
+        steps=[Step("train (t.py:9)", Kind.FUNCTION, "t.py:9", count=64)],
+        censuses=held,
+        holders=["9.0 MiB held (t.py, line 3: x)"],
     )
     result = ArmResult("t.py", 256 * MIB, True, facts=facts, seconds=3.0)
     result.figures |= {"peak": 6 * grown * MIB, "end": 0}

@@ -1,6 +1,7 @@
 """Steps as the doctor notes them, on an allocator of numbers."""
 
 from labsupport.doctor.intervals import Intervals
+from labsupport.ground.record import Kind
 
 
 class Gauge:
@@ -27,10 +28,10 @@ def noted(number, takes, leaves, batch=0):
     gauge = Gauge()
     intervals = Intervals(gauge)
     for _ in range(number):
-        intervals.begin_step("f")
+        intervals.begin_step("f", Kind.FUNCTION)
         gauge.step(takes, leaves)
         if batch:
-            intervals.begin("input", "a batch")
+            intervals.begin("a batch", Kind.BATCH)
             gauge.step(takes=batch, leaves=0)
             intervals.end()
     return gauge, intervals

@@ -13,7 +13,7 @@ from labsupport.doctor.made import stage
 from labsupport.doctor.names import by_name, own_frames, own_names
 from labsupport.doctor.wrapping import quietly
 from labsupport.ground.budget import MIB
-from labsupport.ground.record import CACHES, Buffer, Census, Holder, Model, sendable
+from labsupport.ground.record import Buffer, Census, Holder, Model, sendable
 
 _MOST_PLACED = 2  # as many as the rules name
 _FEW = 100  # objects in a container: fewer do not make a process grow
@@ -21,6 +21,7 @@ _MOST_HOLDERS = 5  # the rules name two; a census travels whole with every repor
 # tf.data counts a slice of an array as the whole array, at least twice the slice. Such elements share memory that is
 # counted elsewhere. What an element really holds beside the bytes of its shape is less than half of them.
 _A_SLICE = 1.5
+_CACHES = ("Cache", "MemoryCache")  # begins of the names that tf.data's model has for a cache in memory
 _ROUNDED_TO = 256  # bytes: what the allocator makes of a smaller tensor (bfc_allocator.h: kMinAllocationSize)
 # What is alive must have grown by this much, in bytes and as a share, before a census collects garbage: GROWTH_LEAST and
 # GROWTH_SHARE of suspects.py, which is not loaded into a script.
@@ -206,8 +207,8 @@ class Censuses:
                 lines[node] = _line_of(node, self._lines.get(iterator, {}))
         for node, size in held.items():
             if node not in self.buffers or size > self.buffers[node].size:
-                endless = self._endless and node.startswith(CACHES)
-                self.buffers[node] = Buffer(size, f"{node}, {elements[node]} elements", endless, lines[node])
+                cache = node.startswith(_CACHES)
+                self.buffers[node] = Buffer(size, node, elements[node], cache, self._endless and cache, lines[node])
         return held.total()
 
     def _buffered(self, iterator):

@@ -7,12 +7,12 @@ from collections import Counter
 
 from labsupport.doctor.alive import ask
 from labsupport.doctor.names import own
-from labsupport.ground.record import sendable
+from labsupport.ground.record import Holder, sendable
 from labsupport.ground.result import line_of, short
 
 
 def most_common():
-    """What most of the garbage that waits now is of, as "150 objects of Step (t.py:4)"; "" where none is of the script's own.
+    """The Holder for the class or function of the script's that most of the garbage that waits now is of; None where none is its own.
 
     For the end of a script: the collector runs, which calls finalizers. What it finds stays garbage until it runs again.
     """
@@ -25,10 +25,10 @@ def most_common():
     found = Counter(filter(None, (ask(_code_of, thing) for thing in gc.garbage[before:])))
     del gc.garbage[before:]
     if not found:
-        return ""
+        return None
     (name, code), number = found.most_common(1)[0]
     at = line_of(code.co_filename, code.co_firstlineno)
-    return sendable(f"{number:,} objects of {name} ({short(os.path.basename(at.place), at.number)})")
+    return Holder(sendable(name), number, 0, sendable(short(os.path.basename(at.place), at.number)))
 
 
 def _code_of(thing):

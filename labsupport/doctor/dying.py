@@ -14,12 +14,13 @@ from labsupport.doctor.suspects import (
     Suspect,
     buffered,
     called_at,
-    line_in,
+    in_cycles,
     passes_under_tape,
     place_of,
 )
-from labsupport.ground.budget import mib, parse_size
-from labsupport.ground.record import AN_ITERATOR, ANSWER, CACHES, EVALUATES, Cause, Interval
+from labsupport.ground.budget import mib
+from labsupport.ground.oom import in_a_layer, in_an_initializer, in_python_code, wanted_array
+from labsupport.ground.record import A_LIBRARY, Cause, Interval, Kind
 
 # Rows of a batch that stand twice in a shape: fewer may be heads of attention. Of what was in use and asked for: a smaller
 # tensor is not what filled the budget; by trial.
@@ -45,11 +46,6 @@ _OUTSIDE_SHARE = 0.2
 _SHAPES = 2
 # Times what is in use: an operation that joins pieces asks for about as much as they are.
 _OUTSIZE = 2
-# NumPy's own words (numpy/_core/_exceptions.py): three digits and a unit.
-_NO_ARRAY = re.compile(
-    r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array(?: with shape (\([\d, ]*\)) and data type (\w+))?"
-)
-_ELEMENTS = re.compile(r", (\d+) elements$")  # see census.py
 # Operations that copy pieces side by side into one.
 _JOINS = re.compile(r"Concat(V2)?|Pack")
 # A line of the script that only asks a model of Keras'.
@@ -100,9 +96,6 @@ _FLOAT32 = 'let the model be float32, which is half of it: no keras.config.set_f
 _UPDATES = re.compile(
     r"(?:[\w.-]+/)*(?:adam|adamw|adamax|rmsprop|sgd|nadam|lion|lamb|adafactor|adagrad|adadelta|ftrl)(?:_\d+)?/"
 )
-# A file in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
-_INITIALIZES = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
-_IN_A_LAYER = re.compile(r"keras/src/(layers|models|ops)/|encountered when calling")
 _MAKES_VARIABLES = re.compile(
     r"\w*(Random|Normal)\w*|Mul|AddV2|Sub|Cast|Fill|Qr|Const|Identity|ZerosLike|\w*VariableOp|_EagerConst"
 )
@@ -129,7 +122,7 @@ class Death:
     def of(cls, result, parts):
         facts, size = result.facts, wanted(result)
         last, during = facts.censuses[-1], facts.failed or facts.open
-        if during and during.name.startswith(ANSWER):
+        if during and during.kind is Kind.ANSWER:
             during = None
         outside = result.error.cause not in (Cause.OOM, Cause.CRASH_OUT)
         if not outside and (used := in_use(result)):
@@ -138,7 +131,7 @@ class Death:
         data, buffers, working = parts.data + copied, parts.buffers, parts.working + parts.wanted - copied
         if outside:
             data += max(last.arrays, facts.converted.largest, _no_array(result))
-        if during and during.name == AN_ITERATOR:
+        if during and during.kind is Kind.ITERATOR:
             data, working = parts.data + parts.wanted, parts.working
         elif _in_a_pipeline(during) and not _one_batch(facts, size) or _filling(facts, parts):
             # No operation of a step ran: what was in use beside the failed allocation is the pipeline's.
@@ -170,7 +163,7 @@ class Death:
     @property
     def answering(self):
         """What ran out that takes no gradient, a key of _ANSWERS; "" for a step."""
-        if self.during and self.during.name.startswith(EVALUATES):
+        if self.during and self.during.kind is Kind.EVALUATION:
             return "evaluation"
         frames = self.result.error.frames
         if frames and _PREDICTS.search(frames[-1].source):
@@ -184,12 +177,10 @@ class Death:
         """Whether it was a tf.function of the script's in which no tape is open, while others have some."""
         facts = self.result.facts
         taught = any(function.tapes for function in facts.functions)
-        taught = taught or any(step.name.startswith("GradientTape") for step in facts.steps)
-        named = [
-            one for one in facts.functions if one.own and f"tf.function {one.name} ({one.place})" == self.during.name
-        ]
+        taught = taught or any(step.kind is Kind.TAPE for step in facts.steps)
+        known = [one for one in facts.functions if one.own and one.place == self.during.place]
         traced = lambda one: one.traces or self.result.error.cause is Cause.CRASH_OUT  # a crash lets no call end
-        return taught and any(traced(one) and not one.tapes for one in named)
+        return taught and any(traced(one) and not one.tapes for one in known)
 
     @property
     def pairs(self):
@@ -218,7 +209,7 @@ class Death:
     @property
     def joining(self):
         """The operation beside any step that was to join pieces into one; "" for others."""
-        operation, kept = self.result.operation, self.during or _IN_A_LAYER.search(self.result.error.traceback)
+        operation, kept = self.result.operation, self.during or in_a_layer(self.result.error.traceback)
         return operation if _JOINS.fullmatch(operation) and not kept else ""
 
     @property
@@ -236,52 +227,39 @@ def _still(parts, used):
 
 def _no_step(facts):
     """Whether no step has begun yet."""
-    return not (facts.failed or facts.open) and all(step.kind != "step" for step in facts.steps)
+    return not (facts.failed or facts.open) and all(step.kind.of_input for step in facts.steps)
 
 
 def _before_training(result):
     """Whether no step has begun yet, and there is no model, or its line is the one that has just converted an array."""
     facts, error = result.facts, result.error
-    converts = facts.converted.largest and line_in(facts.converted.place) == place_of(result)
-    prepares = converts and not _IN_A_LAYER.search(error.traceback + error.message)
+    converts = facts.converted.largest and facts.converted.place == place_of(result)
+    prepares = converts and not in_a_layer(error.traceback + error.message)
     return _no_step(facts) and (prepares or not facts.censuses[-1].models)
 
 
 def _filling(facts, parts):
     """Whether a pipeline filled its buffers for the first step: by the size of what was asked for, it was part of one element."""
-    size, elements = _most_buffered(facts)
-    small = elements is not None and 0 < parts.wanted <= size / max(1, elements)
+    most = next(iter(facts.buffers), None)
+    small = most and 0 < parts.wanted <= most.size / max(1, most.elements)
     much = parts.buffers > _FILLED * (parts.buffers + parts.working)
     return bool(small and much and all(step.count <= 1 for step in facts.steps))
 
 
 def _no_array(result):
     """Bytes of the array that NumPy found no room for before the first step, as fit() reads a file; 0 if it was none."""
-    found = _array_wanted(result) if _no_step(result.facts) else None
+    found = wanted_array(result.error.message) if _no_step(result.facts) else None
     return found[0] if found else 0
 
 
-def _array_wanted(result):
-    """(bytes, shape, dtype) of the array that NumPy found no room for; None if it was none."""
-    found = _NO_ARRAY.search(result.error.message)
-    return found and (parse_size(f"{found[1]} {found[2]}"), found[3], found[4])
-
-
 def _in_a_pipeline(interval):
-    return interval is not None and interval.kind == "input"
+    return interval is not None and interval.kind.of_input
 
 
 def _one_batch(facts, size):
     """Whether a pipeline has one element at a time, and asked for another as large: it is the batch that is large."""
-    buffered_size, elements = _most_buffered(facts)
-    return bool(elements == 1 and size and size > buffered_size / 2)
-
-
-def _most_buffered(facts):
-    """(bytes, elements) of the stage that was seen to buffer most; (0, None) where that is not known."""
-    largest = next(iter(facts.buffers), None)
-    found = largest and _ELEMENTS.search(largest.name)
-    return (largest.size, int(found[1])) if found else (0, None)
+    most = next(iter(facts.buffers), None)
+    return bool(most and most.elements == 1 and size and size > most.size / 2)
 
 
 def fragmentation(death):
@@ -289,7 +267,7 @@ def fragmentation(death):
 
     A first step leaves pieces, too, and has not asked for all that it needs: it is the batch that is large.
     """
-    begun = {step.name: step.count for step in death.result.facts.steps if step.kind == "step"}
+    begun = {step.name: step.count for step in death.result.facts.steps if not step.kind.of_input}
     if death.parts.replicas or (death.during and begun.get(death.during.name) == 1):
         return
     used, budget = in_use(death.result) or 0, death.result.budget
@@ -321,7 +299,9 @@ def input_copy(death):
         for holder in holders
     ]
     if converted.largest:
-        evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place}")
+        evidence.append(
+            f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place or A_LIBRARY}"
+        )
     if death.outside and _no_array(death.result):
         evidence.append(f"NumPy was to make one array of all data at {place_of(death.result)}: read a batch at a time")
     asked = min(death.parts.wanted, death.data - death.parts.data)
@@ -329,7 +309,7 @@ def input_copy(death):
         evidence.append(f"of {mib(death.data)} {mib(death.data - asked)} were in use, {mib(asked)} were asked for")
     place = next((holder.place for holder in holders if holder.size > WORTH_NAMING * death.data), "")
     if converted.largest > WORTH_NAMING * death.data:
-        place = line_in(converted.place)
+        place = converted.place
     yield Suspect("input copy", death.data, [*evidence, death.failing], place or place_of(death.result))
 
 
@@ -341,7 +321,7 @@ def buffer(death):
             evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
         largest = next(iter(death.result.facts.buffers), None)
         place = (largest and largest.place) or death.result.facts.passed_at
-        change = _CACHE_LESS if largest and largest.name.startswith(CACHES) else ""
+        change = _CACHE_LESS if largest and largest.cache else ""
         yield Suspect("buffer", death.buffers, evidence, place, change)
 
 
@@ -350,15 +330,14 @@ def activations(death):
     if not death.working or death.building or death.updating or death.of_a_table or death.joining:
         return
     where, facts = _BESIDE, death.result.facts
-    if death.during and death.during.kind == "step":
+    if death.during and not death.during.kind.of_input:
         where = f"in {death.during.name}, which began with {mib(death.during.level)} in use, the process died"
         if facts.failed and facts.failed.peak > facts.failed.level:
             where = f"in {death.during.name} memory rose from {mib(death.during.level)} to {mib(death.during.peak)}"
         if sentence := passes_under_tape(facts):
-            in_graph = death.during.name.startswith("tf.function")
-            change = _IN_CALLS_OF_THEIR_OWN if in_graph else IN_TAPES_OF_THEIR_OWN
+            change = _IN_CALLS_OF_THEIR_OWN if death.during.kind is Kind.FUNCTION else IN_TAPES_OF_THEIR_OWN
             evidence = [where, sentence, death.failing]
-            yield Suspect("retained tensors", death.working, evidence, line_in(death.during.name), change)
+            yield Suspect("retained tensors", death.working, evidence, death.during.place, change)
             return
         if death.pairs:
             place = facts.failing.made_at or place_of(death.result)
@@ -460,7 +439,7 @@ def _building(result, parts):
     In one of Keras' initializers; else before the first step, beside more variables than data, in an operation that
     initializers use.
     """
-    if _INITIALIZES.search(result.error.traceback):
+    if in_an_initializer(result.error.traceback):
         return True
     facts, operation = result.facts, "" if "/" in result.operation else result.operation
     if operation and not _MAKES_VARIABLES.fullmatch(operation):
@@ -521,9 +500,9 @@ def constants(death):
     if baked.bytes > WORTH_NAMING * death.result.budget:
         sentence = (
             f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} in "
-            f"{baked.place}: give them as arguments, as tensors or as a tf.Variable"
+            f"{baked.place or A_LIBRARY}: give them as arguments, as tensors or as a tf.Variable"
         )
-        yield Suspect("constants in graphs", baked.bytes, [sentence], line_in(baked.place))
+        yield Suspect("constants in graphs", baked.bytes, [sentence], baked.place)
 
 
 def garbage(death):
@@ -535,8 +514,9 @@ def garbage(death):
             "by a closure or a bound method, wait for Python's collector, which counts objects and not bytes"
         )
         cycles = death.result.facts.cycles
-        evidence = [sentence, *[f"most of it: {cycles}"] * bool(cycles), "break the cycle, or call gc.collect()"]
-        place = line_in(cycles) or place_of(death.result)
+        most = [f"most of it: {in_cycles(cycles)}"] if cycles else []
+        evidence = [sentence, *most, "break the cycle, or call gc.collect()"]
+        place = cycles.place if cycles else place_of(death.result)
         yield Suspect("garbage that waits for the collector", size, evidence, place)
 
 
@@ -546,7 +526,7 @@ def large_output(death):
     used = death.result.figures["peak"] or 0 if used is None else used
     an_array = 2 * facts.converted.largest > (death.wanted or 0)
     # A layer's operation grows with its batch, in a step or beside one, such as an evaluation of all rows at once.
-    of_a_layer = _IN_A_LAYER.search(death.result.error.traceback + death.result.error.message)
+    of_a_layer = in_a_layer(death.result.error.traceback + death.result.error.message)
     trains = (death.during is not None or of_a_layer) and facts.censuses[-1].weights
     if death.wanted and not trains and death.wanted > _OUTSIZE * used and not (an_array or death.building):
         sentence = f"one operation asked for {mib(death.wanted)} at once, beside {mib(used)} in use"
@@ -557,7 +537,7 @@ def large_output(death):
 
 def converted_whole(death):
     """One array of NumPy's much larger than all data that were held: a conversion that makes many bytes of one."""
-    asked = death.outside and _array_wanted(death.result)
+    asked = death.outside and wanted_array(death.result.error.message)
     if not asked:
         return
     (size, shape, dtype), facts = asked, death.result.facts
@@ -572,7 +552,8 @@ def converted_whole(death):
 
 def read_ahead(death):
     """A batch of NumPy's with no room in Python code that a pipeline calls, where many of its size have been made before it."""
-    asked = death.outside and "PyFunc" in death.result.error.message and _array_wanted(death.result)
+    message = death.result.error.message
+    asked = death.outside and in_python_code(message) and wanted_array(message)
     if not asked:
         return
     (size, shape, dtype), grown = asked, max((size for _, size in death.result.process), default=0)

@@ -4,6 +4,7 @@ import statistics
 from dataclasses import dataclass, fields
 
 from labsupport.ground.budget import MIB, mib
+from labsupport.ground.record import Kind
 
 # Of the level late in a run: a smaller rise is that of a first evaluation, of metrics and the like; by trial.
 _MUCH = 0.3
@@ -167,9 +168,7 @@ def _by_step(step):
         return ""
     early, late = found
     a_step = (late - early) / (step.count * 2 / 3) / MIB  # the middles of first and last third lie that far apart
-    until = (
-        "until the next begins" if step.name.startswith("GradientTape") else "for its duration"
-    )  # its end is not seen
+    until = "until the next begins" if step.kind is Kind.TAPE else "for its duration"  # its end is not seen
     adds = f"; a step adds up to {mib(step.rise)} {until}" if step.rise else ""
     return (
         f"{step.name}: {step.count} steps; in use before a step {mib(early)} in the first third, "

@@ -11,10 +11,11 @@ from labsupport.doctor.suspects import (
     WORTH_NAMING,
     Suspect,
     buffered,
-    line_in,
+    in_cycles,
     passes_under_tape,
 )
 from labsupport.ground.budget import MIB, mib
+from labsupport.ground.record import A_LIBRARY, Kind
 
 # TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
 _TRACES = 5
@@ -105,16 +106,16 @@ def new_constants(facts, finished):
     baked, again = facts.baked, next(retracing(facts, finished), None)
     if again is not None and baked.bytes >= max(_GRAPHS * baked.largest, GROWTH_LEAST):
         sentence = (
-            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} at {baked.place}: each "
+            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} at {baked.place or A_LIBRARY}: each "
             "new graph has copies of its own"
         )
-        yield Suspect("constants in graphs", baked.bytes, [sentence, *again.evidence], line_in(baked.place))
+        yield Suspect("constants in graphs", baked.bytes, [sentence, *again.evidence], baked.place)
     if finished and again is None and baked.largest >= _TABLE:
         sentence = (
-            f"an array of {mib(baked.largest)} became a constant of a graph at {baked.place}, in all {mib(baked.bytes)} were written "
-            "into definitions of graphs, which the process copies as they are handed on, and holds beside the array"
+            f"an array of {mib(baked.largest)} became a constant of a graph at {baked.place or A_LIBRARY}, in all {mib(baked.bytes)} were "
+            "written into definitions of graphs, which the process copies as they are handed on, and holds beside the array"
         )
-        yield Suspect("constants in graphs", None, [sentence], line_in(baked.place))
+        yield Suspect("constants in graphs", None, [sentence], baked.place)
 
 
 def retracing(facts, finished):
@@ -125,7 +126,7 @@ def retracing(facts, finished):
             continue
         twice = " (the first makes variables, and is traced twice)" * (function.traces > function.calls)
         evidence = [
-            f"tf.function {function.name} ({function.place}) was traced {function.traces} times in {function.calls} calls{twice}, "
+            f"tf.function {function.name} ({function.at}) was traced {function.traces} times in {function.calls} calls{twice}, "
             "and still in the second half"
         ]
         if function.instances > _INSTANCES:
@@ -139,7 +140,7 @@ def retracing(facts, finished):
         shapes = function.shapes > function.traces / 2 and function.instances <= _INSTANCES and not function.changing
         if shapes:
             evidence.append(f"its arguments had {function.shapes} different shapes: each is a new graph")
-        yield Suspect("retracing", None, evidence, line_in(function.place), _ONE_SIGNATURE * shapes)
+        yield Suspect("retracing", None, evidence, function.place, _ONE_SIGNATURE * shapes)
 
 
 def _go_on(at, function):
@@ -151,14 +152,14 @@ def _go_on(at, function):
 def growing_graph(facts, finished):
     """A graph of TensorFlow 1 that is built further while its session runs."""
     censuses = [census for census in facts.censuses if census.step >= 2]
-    runs = [step.name for step in facts.steps if step.name.startswith("Session.run")]
+    runs = [step for step in facts.steps if step.kind is Kind.SESSION]
     if len(censuses) < 2 or not runs:
         return
     steps = censuses[-1].step - censuses[0].step
     added = censuses[-1].operations - censuses[0].operations
     if steps >= _TRACES and added >= steps / 2:
         grew = f"the graph grew by {added} operations in {steps} calls of Session.run"
-        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"], line_in(runs[0]))
+        yield Suspect("retracing", None, [f"{grew}: build operations once, before the loop"], runs[0].place)
 
 
 def grown_variables(facts, finished):
@@ -255,7 +256,7 @@ def _filled_before(facts):
 def _used_at(facts, least=2):
     """The line that calls the functions which Keras makes for so many models or more, one after the other."""
     again = [function for function in facts.functions if not function.own and function.instances >= least]
-    return line_in(max(again, key=lambda function: function.instances).place) if again else ""
+    return max(again, key=attrgetter("instances")).place if again else ""
 
 
 def kept(facts, name, finished):
@@ -356,7 +357,7 @@ def retained(facts, finished):
         place = (worth or filled)[0].place if worth or filled else ""
         if not place:  # no name leads there: to a data set made of arrays again, or to what predict() joins at its end
             copies = facts.converted.bytes >= grown
-            place = line_in(facts.converted.place) if copies else _used_at(facts, 1)
+            place = facts.converted.place if copies else _used_at(facts, 1)
         change = ""
         if worth and worth[0].of_data_sets > worth[0].size / 2:
             change = _DATA_SETS
@@ -369,11 +370,11 @@ def retained(facts, finished):
 
 def in_one_tape(facts, finished):
     """A tape that stays open while many batches are drawn: also where the budget was large enough for all of them."""
-    tapes = [step for step in facts.steps if step.name.startswith("GradientTape")]
+    tapes = [step for step in facts.steps if step.kind is Kind.TAPE]
     most = max(tapes, key=attrgetter("rise"), default=None)
     if finished and most and facts.in_tape >= MANY_USES and most.rise > GROWTH_LEAST:
         sentences = [passes_under_tape(facts), f"meanwhile memory rose by {mib(most.rise)}"]
-        yield Suspect("retained tensors", most.rise, sentences, line_in(most.name), IN_TAPES_OF_THEIR_OWN)
+        yield Suspect("retained tensors", most.rise, sentences, most.place, IN_TAPES_OF_THEIR_OWN)
 
 
 def waiting(facts, finished):
@@ -381,15 +382,15 @@ def waiting(facts, finished):
     grown, steps, _ = kept(facts, "tensors", finished)
     garbage = facts.censuses[-1].garbage
     if grown and _is_garbage(facts, grown):
-        of = f", among them {facts.cycles}" * bool(facts.cycles)
+        cycles = facts.cycles
+        of = f", among them {in_cycles(cycles)}" if cycles else ""
         sentence = (
             f"Python's collector is switched off (gc.disable()), so that it never comes: {mib(garbage)} of tensors were garbage in "
             f"reference cycles at the end{of}; what stays alive grew by {mib(grown)} in {steps} steps, {mib(grown / max(1, steps))} a step"
         )
         change = "break the cycle of references, or leave the collector on, or call gc.collect() now and then"
-        yield Suspect(
-            "garbage that waits for the collector", max(garbage, grown), [sentence], line_in(facts.cycles), change
-        )
+        place = cycles.place if cycles else ""
+        yield Suspect("garbage that waits for the collector", max(garbage, grown), [sentence], place, change)
 
 
 def endless_cache(facts, finished):
@@ -399,7 +400,8 @@ def endless_cache(facts, finished):
     one = next((buffer for buffer in facts.buffers if buffer.endless), None)
     if one is not None and grown > GROWTH_LEAST:
         sentence = (
-            f"{one.name}: {mib(one.size)}, and it grew with the steps: it stands behind repeat(); put cache() first"
+            f"{one.name}, {one.elements} elements: {mib(one.size)}, and it grew with the steps: it stands behind "
+            "repeat(); put cache() first"
         )
         yield Suspect("cache behind repeat()", one.size, [sentence], one.place or facts.passed_at)
 
@@ -424,10 +426,10 @@ def programs(facts, finished):
     if many and grew:
         most = max(many, key=attrgetter("shapes"))
         sentence = (
-            f"XLA compiled {most.name} ({most.place}) for {most.shapes} different shapes of its arguments in {most.calls} calls, "
+            f"XLA compiled {most.name} ({most.at}) for {most.shapes} different shapes of its arguments in {most.calls} calls, "
             "and keeps each program"
         )
-        yield Suspect("programs that XLA keeps", None, [sentence, grew], line_in(most.place))
+        yield Suspect("programs that XLA keeps", None, [sentence, grew], most.place)
 
 
 def _grown_outside(facts, least):
@@ -464,8 +466,8 @@ def outside(facts):
         return
     # Of a library's that is given an iterator, such as Keras' fit() with jit_compile, the shapes are not known.
     if compiled := [function for function in facts.functions if function.compiled and not function.shapes]:
-        sentence = f"XLA compiles {compiled[0].name} ({compiled[0].place}) for each new shape, and keeps each program"
-        yield Suspect("programs that XLA keeps", None, [grew, sentence], line_in(compiled[0].place))
+        sentence = f"XLA compiles {compiled[0].name} ({compiled[0].at}) for each new shape, and keeps each program"
+        yield Suspect("programs that XLA keeps", None, [grew, sentence], compiled[0].place)
         return
     filled = _that_fill(*rows)
     holds = [f"{holder.name} holds {holder.number:,} objects, more with each step" for holder in filled]

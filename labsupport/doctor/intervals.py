@@ -1,5 +1,7 @@
 """Steps and what runs between them: the level of tensor memory before each, and the most that one adds."""
 
+from msgspec import structs
+
 from labsupport.ground.record import Interval, Step
 
 # Levels kept of one kind of step: enough for medians of thirds, few enough to send them several times a second.
@@ -26,25 +28,25 @@ class Intervals:
         """Whether the last step is one of 1, 2, 4, 8, …, at which what is alive is counted: the cost stays small, the last half is seen."""
         return self.total & (self.total - 1) == 0
 
-    def begin(self, kind, name):
-        """kind: "step" or "input"."""
+    def begin(self, name, kind, place=""):
+        """kind: a Kind; place: the line of the script."""
         self._level, peak = self._gauge.lap()
         self._close(peak)
-        self.open = Interval(kind, name, self._level)
+        self.open = Interval(name, kind, self._level, place=place)
 
-    def begin_step(self, name, kind="step"):
-        """kind: "step", or "input" in a loop over batches in which nothing else is a step."""
+    def begin_step(self, name, kind, place=""):
+        """The same, counted as a step."""
         step = self.steps.get(name)
         if step is None:
-            step = self.steps[name] = Step(name, kind)
+            step = self.steps[name] = Step(name, kind, place)
         step.count += 1
         self.total += 1
         of_levels = (step.count - 1) % step.every == 0
         if not (of_levels or self.in_turn):
             self.end()
-            self.open, self._was_read = Interval(kind, name, self._level), False
+            self.open, self._was_read = Interval(name, kind, self._level, place=place), False
             return
-        self.begin(kind, name)
+        self.begin(name, kind, place)
         if of_levels and self._level is not None:
             step.levels.append((step.count, self._level))
             if len(step.levels) > _MOST_LEVELS:
@@ -58,7 +60,7 @@ class Intervals:
     def _close(self, peak):
         """peak: bytes, the most in use since the open interval began; of one that was not read it is not known."""
         ended, self.open = self.open, None
-        if ended is not None and self._was_read and ended.kind == "step" and ended.level is not None:
+        if ended is not None and self._was_read and not ended.kind.of_input and ended.level is not None:
             step = self.steps[ended.name]
             step.rise = max(step.rise, peak - ended.level)
         self._was_read = True
@@ -66,5 +68,4 @@ class Intervals:
     def note_failure(self):
         """Remember the interval in which an exception began, before unwinding closes it."""
         if self.failed is None and self.open is not None:
-            peak = self._gauge.lap_peak()
-            self.failed = Interval(self.open.kind, self.open.name, self.open.level, peak)
+            self.failed = structs.replace(self.open, peak=self._gauge.lap_peak())

@@ -30,7 +30,7 @@ from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.oom import wanted_shape
 from labsupport.ground.quiet import without_collections
-from labsupport.ground.record import AN_ITERATOR, ANSWER, EVALUATES, Converted, Facts, Failing, Function, sendable
+from labsupport.ground.record import A_LIBRARY, Converted, Facts, Failing, Function, Kind, sendable
 from labsupport.ground.result import is_own, line_of, short
 from labsupport.peak.parts import largest
 
@@ -44,7 +44,6 @@ _MORE = 1.2  # times as much in use: then what is alive is counted anew while a 
 _FIRST_STEPS, _FOR_CENSUSES, _FOR_GROWTH, _SHARE_FOR_CENSUSES = 1024, 0.5, 2, 0.005
 _GROWING, _GROWN_OUTSIDE = 1.02, 8 * MIB  # times what was in use, bytes of the process: then something grows
 _FIRST_OF = 4  # kinds of steps: before the training step come one or two functions that make variables
-_CALLED_AT = "called at "  # as line_in() reads it
 _MOST_TRACES = 400  # of one function: the rules need to know which half of its calls they fall in
 
 
@@ -74,10 +73,6 @@ def _traced_at():
     return _place(frames[-1].filename, frames[-1].lineno) if frames else ""
 
 
-def _called_from():
-    return f"{_CALLED_AT}{_where() or 'a library'}"
-
-
 def _code(function):
     return getattr(function, "__code__", None)
 
@@ -85,14 +80,14 @@ def _code(function):
 def _described(python):
     """The Function for the Python function of a tf.function.
 
-    place is that of what the person wrote. own is False for a method, which TensorFlow wraps: each object has a
+    own is False for a method, which TensorFlow wraps: each object has a
     tf.function of its own, as Keras makes one for each model.
     """
     code, outer = _code(inspect.unwrap(python)), _code(python)
     mine = code and own(code)
-    place = _place(code.co_filename, code.co_firstlineno) if mine else _called_from()
+    place = _place(code.co_filename, code.co_firstlineno) if mine else _where()
     name = sendable(getattr(python, "__name__", "tf.function"))
-    return Function(name, place, own=outer is not None and own(outer))
+    return Function(name, place, own=outer is not None and own(outer), called=not mine)
 
 
 def _shapes(variables):
@@ -128,15 +123,14 @@ class Probe:
         self._censuses = Censuses(gauge, tf, self._made)
         self._functions = {}  # code: Function
         self._converted, self._baked = Converted(), Converted()
-        self._calling = ""  # the tf.function that runs, and is traced perhaps
         self._evaluating = False
         self._passed_at = ""
         self._passes = []  # bytes in use when each pass over a data set began
         self._ignored = set()
-        self._uncollected, self._cycles = False, ""  # see Facts
+        self._uncollected, self._cycles = False, None  # see Facts
         self._holders = []
         self.unseen = []  # see Facts
-        self._known = weakref.WeakKeyDictionary()  # tf.function: (Function, whether it is a library's)
+        self._known = weakref.WeakKeyDictionary()  # tf.function: its Function
         self._tape_open = self._in_call = self._layer_runs = False
         self._called = None  # the Function that runs
         self._tape_at = None  # (file, line) of the last one
@@ -199,8 +193,10 @@ class Probe:
         return not self._in_call and threading.get_ident() == self._thread and self._eagerly()
 
     @quietly
-    def _begin_step(self, name, kind="step"):
-        self._intervals.begin_step(name, kind)
+    def _begin_step(self, kind, place, name=""):
+        """name: where it is not that of kind and place."""
+        name = name or f"{kind} ({place or A_LIBRARY})"
+        self._intervals.begin_step(name, kind, place)
         total = self._intervals.total
         steps = self._intervals.steps
         first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
@@ -228,9 +224,9 @@ class Probe:
     def _begin_batch(self):
         if self._intervals.total == self._total_at_batch:
             # No step since the last batch: the loop over batches is what repeats.
-            self._begin_step(f"loop over batches ({_where() or 'a library'})", "input")
+            self._begin_step(Kind.LOOP, _where())
         else:
-            self._intervals.begin("input", "a batch")
+            self._intervals.begin("a batch", Kind.BATCH)
             self._send_sometimes()
         self._total_at_batch = self._intervals.total
 
@@ -264,7 +260,7 @@ class Probe:
     def _is_beside(self, trace):
         """Whether what failed lies beside the last tape's step: not in what repeats with it, such as the body of its loop."""
         open_one = self._intervals.open
-        if open_one is None or self._tape_open or not open_one.name.startswith("GradientTape") or not trace:
+        if open_one is None or self._tape_open or open_one.kind is not Kind.TAPE or not trace:
             return False
         first, last = failing.repeated_with(*self._tape_at)
         same = self._tape_at[0]
@@ -322,22 +318,21 @@ class Probe:
     @quietly
     def _call_begins(self, function):
         """(Function, traces so far) of a tf.function that is called now."""
-        known = self._known.get(function)
-        if known is None:
+        noted = self._known.get(function)
+        if noted is None:
             code = _code(inspect.unwrap(function.python_function))
             if code not in self._functions:
                 self._functions[code] = _described(function.python_function)
-            noted = self._functions[code]
+            noted = self._known[function] = self._functions[code]
             noted.instances += 1
-            known = self._known[function] = noted, noted.place.startswith(_CALLED_AT)
-        noted, librarys = known
         self._called = noted
         noted.calls += 1
         before = function.experimental_get_tracing_count()
-        place = _called_from() if librarys else noted.place  # a library's is called from many lines
-        self._calling = f"{EVALUATES * self._evaluating}tf.function {noted.name} ({place})"
         if not self._tape_open:
-            self._begin_step(self._calling)
+            kind = Kind.EVALUATION if self._evaluating else Kind.FUNCTION
+            # A library's is called from many lines.
+            place, at = (_where(), "called at ") if noted.called else (noted.place, "")
+            self._begin_step(kind, place, f"{kind} {noted.name} ({at}{place or A_LIBRARY})")
         return noted, before
 
     def _evaluate(self, original, *args, **kwargs):
@@ -367,9 +362,9 @@ class Probe:
             return  # a model is being made
         if self._intervals.total != self._total_at_answer:
             self._answered_at = set()
-        place = _where() or "a library"
+        place = _where()
         if place in self._answered_at:
-            self._begin_step(f"{ANSWER} ({place})", "input")
+            self._begin_step(Kind.ANSWER, place)
             self._intervals.end()
             self._answered_at = set()
         self._answered_at.add(place)
@@ -442,7 +437,11 @@ class Probe:
         if now == self._looked_at and now[1] is not None:
             self._censuses.count_buffers()
             level = self._gauge.tensors_now() or 0
-            if now[1].kind == "step" and self._intervals.steps[now[1].name].count == 1 and level > _MORE * self._level:
+            if (
+                not now[1].kind.of_input
+                and self._intervals.steps[now[1].name].count == 1
+                and level > _MORE * self._level
+            ):
                 self._level = level  # variables may be made in a first call, and it may be the last
                 self._censuses.take(now[0], between=True)
             self.send()
@@ -459,7 +458,7 @@ class Probe:
     def _tape_enter(self, original, tape):
         if self._here():
             if at := _at():
-                self._begin_step(f"GradientTape ({_place(*at)})")
+                self._begin_step(Kind.TAPE, _place(*at))
                 self._tape_open, self._in_tape = True, 0
                 self._tape_at = at
         elif self._in_call and self._called is not None:
@@ -491,7 +490,7 @@ class Probe:
         self._passes.append(level)
         self._passed_at = _where()
         if not self._tape_open:  # what runs is the tape's step
-            self._intervals.begin("input", AN_ITERATOR)
+            self._intervals.begin("an iterator", Kind.ITERATOR)
         self._count_growth(level)  # an iterator copies the tensors of its data set, and may crash there
 
     def _count_growth(self, level):
@@ -531,7 +530,7 @@ class Probe:
         much_larger = size > 2 * converted.largest and self._here()
         converted.bytes += size
         if size > converted.largest:
-            converted.largest, converted.place = size, _where() or "a library"
+            converted.largest, converted.place = size, _where()
         if much_larger:  # this may be the last thing that happens: TensorFlow crashes where an array does not fit
             converted.now = size
             self.take_census()
@@ -550,12 +549,12 @@ class Probe:
         baked = self._baked
         baked.bytes += size
         if size > baked.largest:
-            baked.largest, baked.place = size, _traced_at() or self._calling or _where() or "a library"
+            baked.largest, baked.place = size, _traced_at() or _where()
             self.send()
 
     def _session_run(self, original, *args, **kwargs):
         if threading.get_ident() == self._thread:
-            self._begin_step(f"Session.run ({_where() or 'a library'})")
+            self._begin_step(Kind.SESSION, _where())
         try:
             return original(*args, **kwargs)
         finally:

@@ -1,7 +1,6 @@
 """Suspects: kinds of trouble as a person would say them, with the labs that explain them, what to change and what that saves."""
 
 import os
-import re
 from dataclasses import dataclass
 
 from labsupport.ground.budget import MIB, mib
@@ -136,15 +135,18 @@ def called_at(result):
     return _short(calls[-1], result) if calls else place_of(result)
 
 
-def line_in(words):
-    """The line of the script in "t.py:5", "called at t.py:5", "tf.function step (t.py:5)" and the like; "" where a library stands there."""
-    line = re.sub(r"^.*\((.+)\)$", r"\1", words).removeprefix("called at ")
-    return "" if line == "a library" else line
+def in_cycles(holder):
+    """What garbage is of, in words."""
+    return f"{holder.number:,} objects of {holder.name} ({holder.place})"
 
 
 def buffered(facts):
     """The two stages of pipelines that were seen to buffer most."""
-    return [f"{buffer.name}: {mib(buffer.size)}" for buffer in facts.buffers[:2] if buffer.size >= GROWTH_LEAST]
+    return [
+        f"{buffer.name}, {buffer.elements} elements: {mib(buffer.size)}"
+        for buffer in facts.buffers[:2]
+        if buffer.size >= GROWTH_LEAST
+    ]
 
 
 def passes_under_tape(facts):

@@ -1,4 +1,4 @@
-"""What TensorFlow says when memory runs out: its error's text, and the allocator's dump in the log."""
+"""What is said when memory runs out: the texts of TensorFlow's, NumPy's and Keras' errors, and the allocator's dump in the log."""
 
 import math
 import re
@@ -13,6 +13,13 @@ _DTYPE_BYTES = {
     "complex128": 16,
 }
 _WANTED = re.compile(r"OOM when allocating tensor with shape\s?\[([\d,]*)\] and type (\w+)")
+# NumPy's own words (numpy/_core/_exceptions.py): three digits and a unit.
+_NO_ARRAY = re.compile(
+    r"Unable to allocate ([\d.]+?)\.? ([KMG]iB) for an array(?: with shape (\([\d, ]*\)) and data type (\w+))?"
+)
+# Files in which Keras makes a variable's first value; its tracebacks leave out the layer that asked for it.
+_INITIALIZERS = re.compile(r"keras/src/(initializers/|backend/(common/variables|tensorflow/random)\.py)")
+_LAYERS = re.compile(r"keras/src/(layers|models|ops)/|encountered when calling")
 _EXTENDED = re.compile(r"Extending allocation by ([\d.]+[KMG]?i?B) bytes for ")
 _DUMPED = re.compile(r"Sum Total of in-use chunks: ([\d.]+[KMG]?i?B)")
 
@@ -36,6 +43,27 @@ def failed_operation(message):
     """The operation that TensorFlow's message says found no room, with the scopes of a graph: "net/dense/MatMul", "ConcatV2"; "" if it does not tell."""
     found = re.search(r"\{\{node ([^}]+)\}\}", message) or re.search(r"\[Op:(\w+)\]", message)
     return found[1] if found else ""
+
+
+def wanted_array(message):
+    """(bytes, shape, dtype) of the array that NumPy's message says had no room, the last two as it has them or None; None if it does not tell."""
+    found = _NO_ARRAY.search(message)
+    return found and (parse_size(f"{found[1]} {found[2]}"), found[3], found[4])
+
+
+def in_an_initializer(traceback):
+    """Whether Keras was making a variable's first value."""
+    return bool(_INITIALIZERS.search(traceback))
+
+
+def in_a_layer(words):
+    """Whether one of Keras' layers was computing, by a traceback or what Keras adds to a message."""
+    return bool(_LAYERS.search(words))
+
+
+def in_python_code(message):
+    """Whether it was Python code that a pipeline or a graph calls (tf.numpy_function, from_generator)."""
+    return "PyFunc" in message
 
 
 def wanted_in_log(log):

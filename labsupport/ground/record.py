@@ -135,11 +135,33 @@ class End(Struct, tag=True, frozen=True):
 # --- from the doctor's probes
 
 
+A_LIBRARY = "a library"  # in place of a line, where none of the script's is known
+
+
+class Kind(StrEnum):
+    """What a step is, or an interval between steps."""
+
+    FUNCTION = "tf.function"
+    EVALUATION = "evaluate(), tf.function"  # fit()'s validation included
+    TAPE = "GradientTape"
+    SESSION = "Session.run"
+    ANSWER = "call of a model or layer"  # without a graph or a tape: counts as a step, and is no interval
+    LOOP = "loop over batches"  # in which nothing else is a step
+    BATCH = "a batch"
+    ITERATOR = "an iterator"  # while tf.data makes one: it copies the tensors of its data set
+
+    @property
+    def of_input(self):
+        """Whether it only prepares, or asks: what it holds is no training step's."""
+        return self in (Kind.ANSWER, Kind.LOOP, Kind.BATCH, Kind.ITERATOR)
+
+
 class Step(Struct):
-    """Calls of one kind. kind: "step" or "input"; levels: [(number, bytes in use before it)], thinned to every `every`-th; rise: the most that one added for its duration."""
+    """Calls of one kind at one place. place: the line, or "" where it is a library's; levels: [(number, bytes in use before it)], thinned to every `every`-th; rise: the most that one added for its duration."""
 
     name: str
-    kind: str
+    kind: Kind
+    place: str = ""
     count: int = 0
     levels: list[tuple[int, int]] = field(default_factory=list)
     rise: int = 0
@@ -147,7 +169,7 @@ class Step(Struct):
 
 
 class Function(Struct):
-    """A tf.function. instances: how often tf.function was applied to it; compiled: whether by XLA; tapes: how many were opened
+    """A tf.function. place: of its definition, or where it was `called` first, if that is a library's. instances: how often tf.function was applied to it; compiled: whether by XLA; tapes: how many were opened
     while it was traced. traced_at: numbers of the calls that traced; changing: the argument that made it trace. shapes: how
     many different shapes its arguments had where it traced, and in any call where XLA compiles it, 0 where they are not
     known; shaped_at: numbers of the calls that brought a new one.
@@ -156,6 +178,7 @@ class Function(Struct):
     name: str
     place: str
     own: bool
+    called: bool = False
     calls: int = 0
     traces: int = 0
     traced_at: list[int] = field(default_factory=list)
@@ -165,6 +188,11 @@ class Function(Struct):
     shapes: int = 0
     shaped_at: list[int] = field(default_factory=list)
     tapes: int = 0
+
+    @property
+    def at(self):
+        """Its place as a text tells it."""
+        return f"called at {self.place or A_LIBRARY}" if self.called else self.place
 
 
 class Converted(Struct):
@@ -194,14 +222,13 @@ class Model(Struct, frozen=True):
     size: int
 
 
-CACHES = ("Cache", "MemoryCache")  # begins of the names that tf.data's model has for a cache in memory
-
-
 class Buffer(Struct, frozen=True):
-    """A stage of a pipeline, and the most that it was seen to buffer. endless: a cache behind repeat(), which never ends its first pass; place: its line."""
+    """A stage of a pipeline, and the most bytes and elements that it was seen to buffer. cache: whether it is one in memory; endless: such a one behind repeat(), which never ends its first pass; place: its line."""
 
     size: int
     name: str
+    elements: int
+    cache: bool = False
     endless: bool = False
     place: str = ""
 
@@ -242,20 +269,14 @@ class Census(Struct, frozen=True):
     process: int | None = None
 
 
-# How the name of an interval begins in which a model was evaluated, fit()'s validation included.
-EVALUATES = "evaluate(), "
-# The same of a call without a graph or a tape, which counts as a step and is no interval.
-ANSWER = "call of a model or layer"
-AN_ITERATOR = "an iterator"  # the name of one in which tf.data makes an iterator: it copies the tensors of its data set
-
-
 class Interval(Struct, frozen=True):
-    """What ran: kind "step" or "input"; level: in use at its begin; peak: at most within it, where it ended by an exception."""
+    """What ran. name, kind, place: as of a Step; level: in use at its begin; peak: at most within it, where it ended by an exception."""
 
-    kind: str
     name: str
+    kind: Kind
     level: int | None
     peak: int | None = None
+    place: str = ""
 
 
 class Failing(Struct, frozen=True):
@@ -276,8 +297,8 @@ class Facts(Struct, tag=True):
     last one; open: what runs now; failed: what
     ran when an exception began; made: lines by what they make ("model", "optimizer", "process") or ask for ("recomputation", "clear_session"), and as "not layers" names in a RematScope that no layer called in it has;
     recomputed: calls of functions that recompute on the way back; in_tape: the most batches that were drawn while one tape was open; baked: of arrays that became constants of graphs; ignored: settings that came too late; holders: texts on the lines that held most at the peak,
-    or on why none are known, where they were asked for; uncollected: whether Python's collector was off at a census; cycles: what
-    most of the garbage at the end was of, where that was asked; segments: the most functions that recompute in one graph or one step; unseen: what ran here and holds memory that no probe sees.
+    or on why none are known, where they were asked for; uncollected: whether Python's collector was off at a census; cycles: the
+    class or function of the script's that most of the garbage at the end was of, where that was asked; segments: the most functions that recompute in one graph or one step; unseen: what ran here and holds memory that no probe sees.
     """
 
     steps: list[Step] = []
@@ -296,7 +317,7 @@ class Facts(Struct, tag=True):
     recomputed: int = 0
     segments: int = 0
     uncollected: bool = False
-    cycles: str = ""
+    cycles: Holder | None = None
     in_tape: int = 0
     ignored: list[str] = []
     holders: list[str] = []
