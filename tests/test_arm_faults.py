@@ -189,6 +189,19 @@ def test_a_long_text_is_cut_and_surrogates_are_shown():
     assert error.message.startswith("ValueError: \\ud800xxx") and len(error.message) < 10_000
 
 
+def test_endless_recursion_under_a_raised_limit_is_told():
+    def recurse(limit):
+        def again(number):
+            return again(number + 1)
+
+        sys.setrecursionlimit(limit)
+        again(0)
+
+    error = run(recurse, 5_000).error
+    assert error.cause is Cause.ERROR and "nested calls: endless recursion?" in error.message
+    assert "endless" not in run(recurse, 1_500).error.message  # about Python's own limit, whose error says it already
+
+
 def test_endless_output_at_the_end_does_not_hold_the_result_up():
     def writing():
         def loop():
