@@ -14,7 +14,7 @@ _HOME = {
     "showing.running": ("run", "measure"),
     "showing.comparison": ("compare",),
     "showing.apart": ("take_apart",),
-    "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE"),
+    "showing.palette": ("COLOURS", "LINES", "BUDGET_LINE", "legend_below"),
     "fits.prediction": ("predict",),
     "fits.plan": ("plan",),
     "fits.lowered": ("CannotPredict",),

@@ -85,14 +85,25 @@ def test_no_function_is_longer_than_a_screen():
     assert not found, "\n".join(found)
 
 
-def test_no_line_of_code_is_cut_in_a_notebook():
+def in_cells(pattern):
+    """Lines of code in notebooks that have what a pattern finds."""
     found = []
     for path in NOTEBOOKS:
         for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
-            if cell.cell_type == "code":
-                wide = [line for line in cell.source.splitlines() if len(line) > WIDEST_CELL]
-                found += [f"{short(path)}, cell {number}: {line}" for line in wide]
+            lines = cell.source.splitlines() * (cell.cell_type == "code")
+            found += [f"{short(path)}, cell {number}: {line}" for line in lines if re.search(pattern, line)]
+    return found
+
+
+def test_no_line_of_code_is_cut_in_a_notebook():
+    found = in_cells(rf".{{{WIDEST_CELL + 1}}}")
     assert not found, f"{len(found)} lines:\n" + "\n".join(found)
+
+
+def test_no_cell_styles_its_figure():
+    """What every figure has in common is in showing/palette.py."""
+    found = in_cells(r"bbox_to_anchor|\bloc=|spines|edgecolor=\"|\"#[0-9A-Fa-f]{6}\"|\"(white|black|gr[ae]y)\"")
+    assert not found, "\n".join(found)
 
 
 def test_every_line_is_laid_out_by_the_formatter():

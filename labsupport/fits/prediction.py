@@ -56,6 +56,10 @@ class Prediction:
         return self.level / MIB
 
     @property
+    def lowest_mib(self):
+        return self.lowest / MIB
+
+    @property
     def spread(self):
         """Words on what the order of operations decides."""
         if self.wanted.eager:

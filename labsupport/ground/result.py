@@ -194,6 +194,11 @@ class ArmResult:
         return in_mib(self.figures["process_peak"])
 
     @property
+    def wanted_mib(self):
+        """The allocation that found no room, MiB; None where none is known."""
+        return in_mib(self.wanted)
+
+    @property
     def process_end_mib(self):
         """Resident memory added and still there when the function returned, MiB."""
         return in_mib(self.figures["process_end"])

@@ -244,7 +244,7 @@ def _bars(axes, arm, width):
 
 def _bar(axes, row, left, size, words, colour, width):
     """Draw one piece; returns where the next one begins."""
-    axes.barh(row, size, 0.9, left=left, color=colour, edgecolor="white", lw=0.8)
+    axes.barh(row, size, 0.9, left=left, color=colour, lw=0.8)
     _words(axes, row, left, size, words, width)
     return left + size
 

@@ -20,6 +20,11 @@ OUTLINE = "#999999"  # what is empty, or only leads the eye
 FAINT = "#6B6B6B"  # words of less weight: 5.3 : 1 against white, of which WCAG asks 4.5
 
 
+# Inches in a legend: a letter of its size at most, by trial, and the sign of an entry with the space behind it (matplotlib's
+# legend.handlelength, handletextpad and columnspacing: 4.8 letters' heights).
+_LETTER, _HANDLE = 0.075, 0.6
+
+
 class Look(NamedTuple):
     """How good or bad news looks: a sign, and the colour of its card."""
 
@@ -45,11 +50,22 @@ FIGURES = {
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
     "grid.alpha": 0.3,
+    "patch.edgecolor": "white",  # between bars that touch, and of their hatching
+    "patch.force_edgecolor": True,
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 2,
     "errorbar.capsize": 3,
 }
+
+
+def legend_below(axes):
+    """The labels of a pair of axes below their whole figure, so that they hide nothing; as many in a row as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    if drawn := axes.get_legend():
+        drawn.remove()
+    columns = int(axes.figure.get_figwidth() // (max(map(len, labels)) * _LETTER + _HANDLE))
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def style(index):

@@ -245,7 +245,7 @@ axes.bar_label(axes.containers[-1], [f" {total:.0f} MiB" for total in sizes.sum(
 axes.invert_yaxis()
 axes.grid(False)
 axes.margins(x=0.15)
-axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+lab.legend_below(axes)
 plt.show()
 
 # %%

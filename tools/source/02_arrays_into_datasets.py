@@ -265,7 +265,6 @@ number = passes.groupby("dataset").cumcount() + 1
 by_epoch = passes.pivot_table("peak MiB", number, "dataset")
 axes = by_epoch.plot(style=["o-", "s--"], ylim=(0, 2.2 * array), figsize=(8, 3))
 axes.set(xlabel="epoch", ylabel="most tensors in an epoch (MiB)")
-axes.legend(loc="lower left")
 plt.show()
 
 # %%

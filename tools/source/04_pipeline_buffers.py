@@ -368,10 +368,10 @@ axes = peaks.plot.barh(
 axes.plot(predicted, peaks.index.get_indexer(predicted.index), "kD", label="predicted")
 for place, (name, peak) in enumerate(peaks.items()):
     axes.text(max(peak, predicted.get(name, 0)) + 1.5, place, f"{peak:.1f}", va="center")
-axes.axvline(MANY * one_image, color="black", ls=":", label="the decoded data set")
+axes.axvline(MANY * one_image, color=lab.COLOURS[-1], ls=":", label="the decoded data set")
 axes.margins(x=0.12)
 axes.invert_yaxis()
-axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.15), ncols=3)
+lab.legend_below(axes)
 plt.show()
 
 # %%

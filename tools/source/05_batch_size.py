@@ -194,22 +194,22 @@ lab.take_apart(failure, fix)
 # %%
 data_mib = lab.tensor_mib((ROWS, FEATURES))
 predicted_mini = lab.predict(network, BATCH, optimizer="adam", loss="mse")
-least_mib = predicted_full.lowest / 2**20
 lab.predicted_vs_measured(
     full_batch_at_most=(predicted_full.total_mib, unbounded.peak_mib),
-    full_batch_at_least=(least_mib, unbounded.peak_mib),
+    full_batch_at_least=(predicted_full.lowest_mib, unbounded.peak_mib),
     slices_and_the_data_they_are_cut_from=(predicted_mini.total_mib + data_mib, fix.peak_mib),
 )
 
 # %%
 lab.note(
     "A CPU runs the operations of a graph side by side, in an order that is not the same every "
-    f"time. The prediction tries several: {least_mib:.0f} to {predicted_full.total_mib:.0f} MiB. "
+    f"time. The prediction tries several: {predicted_full.lowest_mib:.0f} to "
+    f"{predicted_full.total_mib:.0f} MiB. "
     f"What is between them are the outputs of one layer for all rows, "
     f"{lab.tensor_mib((ROWS, WIDTH)):.0f} MiB, alive a moment longer or not."
 )
 # The failure asked for room for the outputs of one more layer.
-print("One layer:", layer_guess.against(failure.wanted / 2**20))
+print("One layer:", layer_guess.against(failure.wanted_mib))
 print("The whole step:", my_guess.against(unbounded.peak_mib))
 
 # %% [markdown]
@@ -249,7 +249,7 @@ graph_low, graph_high = np.transpose(
 
 # %%
 by_batch, fits = pd.DataFrame(index=pd.Index(SIZES, name="batch")), {}
-figure, axes = plt.subplots(figsize=(10, 4))
+_, axes = plt.subplots(figsize=(10, 4))
 for name, marker, colour in zip(OPTIMIZERS, "os", lab.COLOURS):
     line = lab.predict(network, SIZES, optimizer=name, loss="mse", eager=True).line
     predicted = [level / 2**20 for level in line.values()]
@@ -258,12 +258,12 @@ for name, marker, colour in zip(OPTIMIZERS, "os", lab.COLOURS):
     fits[name] = np.polyfit(SIZES[-3:], measured[name][-3:], 1)
     axes.plot(SIZES, predicted, color=colour, label=f"{name}: predicted, eager")
     axes.plot(SIZES, measured[name], marker, color=colour, label=f"{name}: measured, eager")
-bars = {"ls": "", "marker": "_", "color": "#666666", "elinewidth": 3, "capsize": 6}
+bars = {"ls": "", "marker": "_", "color": lab.COLOURS[2], "elinewidth": 3, "capsize": 6}
 middle, half = (graph_low + graph_high) / 2, (graph_high - graph_low) / 2
 axes.errorbar(GRAPH_SIZES, middle, half, label="adam: measured, graph, eight steps", **bars)
 axes.set(xlabel="batch size (rows)", ylabel="peak of one step (MiB)", title="A line with a floor")
 axes.set_ylim(0)
-figure.legend(loc="outside right upper")
+lab.legend_below(axes)
 plt.show()
 by_batch.round(1)
 

@@ -204,7 +204,7 @@ lab.note(
     f"The line meets {BUDGET} at {meets:.0f} rows, between two tries of the search, which had "
     f"found {found}; {by_line} train, with a peak of {confirmed.peak_mib:.1f} MiB. Nothing died on "
     f"this way. Why a margin: in the failure above {failure.peak_mib:.1f} MiB of {BUDGET} were in "
-    f"use, and {failure.wanted / 2**20:.1f} more had no room in one piece."
+    f"use, and {failure.wanted_mib:.1f} more had no room in one piece."
 )
 
 # %% [markdown]

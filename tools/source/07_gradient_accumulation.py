@@ -292,7 +292,7 @@ assert errors[right.label] < 1e-3 and errors[keras_own.label] < 1e-3
 sums_mib = right.phase("sums").added_mib
 lab.predicted_vs_measured(
     whole_batch_at_most=(whole.total_mib, unbounded.peak_mib),
-    whole_batch_at_least=(whole.lowest / 2**20, unbounded.peak_mib),
+    whole_batch_at_least=(whole.lowest_mib, unbounded.peak_mib),
     one_small_batch=(micro.total_mib, small_batch.peak_mib),
     variables_and_assign_add=(micro.total_mib + weights, right.peak_mib),
     the_sums=(weights, sums_mib),

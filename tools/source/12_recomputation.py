@@ -294,7 +294,7 @@ swept_graph = lab.measure(sweep, "relu", SOME, BATCH, True, label="segments, gra
 runs = {"eager": by_segments(swept), "graph": by_segments(swept_graph)}
 
 # %%
-figure, panels = plt.subplots(1, 2)
+_, panels = plt.subplots(1, 2)
 predicted = [predicted_segments(k) for k in COUNTS]
 panels[0].plot(COUNTS, predicted, "kx", zorder=3, label="predicted (eager)")
 labels = {"MiB": "peak of one step (MiB)", "seconds": "time of one step (s)"}
@@ -309,7 +309,7 @@ for axes, (column, label) in zip(panels, labels.items()):
     axes.set(xscale="log", xlabel="number of segments", ylabel=label, ylim=(0, None))
     axes.set_xticks(COUNTS, COUNTS)
     axes.minorticks_off()
-figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+lab.legend_below(panels[0])
 plt.show()
 medians = pd.concat({way: steps.median() for way, steps in runs.items()}, axis=1)
 medians.rename(index={0: "none"}).round(2)

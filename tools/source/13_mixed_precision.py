@@ -283,7 +283,7 @@ for policy, line in zip(deep, ("o-", "s--", "^-.")):
     above = [0 * spread[policy], spread[policy]]
     axes.errorbar(DEPTHS, deep[policy], above, fmt=line, label=policy)
 axes.set(xlabel="layers", ylabel="peak of a gradient step (MiB)", xlim=(0, None), ylim=(0, None))
-axes.legend(loc="upper left")
+axes.legend()
 plt.show()
 deep.round(1)
 

@@ -95,7 +95,6 @@ bars = {
 }
 axes = pd.DataFrame(bars).plot.barh(width=0.8, xlabel="MiB (predicted)")
 axes.invert_yaxis()
-axes.legend(loc="lower right")
 plt.show()
 lab.note(
     f"{weights.max() / weights.sum():.0%} of the weights sit in {weights.idxmax()}, "

@@ -303,7 +303,7 @@ kept["peak of a step in a graph"] = [
 
 # %%
 words = f"multiples of the layer's output ({output:.0f} MiB)"
-axes = kept.plot.barh(width=0.8, edgecolor="white", xlabel=words, figsize=(10, 5))
+axes = kept.plot.barh(width=0.8, xlabel=words, figsize=(10, 5))
 for bars, hatch in zip(axes.containers, ("", "//", "..")):
     plt.setp(bars, hatch=hatch)
 axes.invert_yaxis()

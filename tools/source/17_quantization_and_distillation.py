@@ -250,12 +250,12 @@ accuracy = pd.DataFrame(
         for name, found in students.items()
     }
 )
-figure, axes = plt.subplots()
+_, axes = plt.subplots()
 for place, (name, found) in enumerate(accuracy.items()):
     axes.plot([place] * SEEDS, 100 * found, "o", color=lab.COLOURS[0], ms=9, alpha=0.6, label=name)
 axes.axhline(100 * teacher_accuracy, color=lab.COLOURS[2], ls="--", label="teacher")
+axes.text(-0.45, 100 * teacher_accuracy, "teacher", va="bottom")
 axes.set(ylabel="accuracy (%)", xlim=(-0.5, 3.5), xticks=range(4), xticklabels=list(accuracy))
-axes.legend(handles=axes.lines[-1:], loc="lower right")
 plt.show()
 median = accuracy.median()
 lab.note(
@@ -393,10 +393,10 @@ sizes = pd.DataFrame(
         for key, result in serving.items()
     }
 ).T.astype(float)
-figure, panels = plt.subplots(1, 2, sharey=True)
+_, panels = plt.subplots(1, 2, sharey=True)
 for axes, name in zip(panels, NETWORKS):
     sizes.loc[name].plot.bar(ax=axes, rot=0, width=0.8, ylabel="MiB", title=name, legend=False)
-figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+lab.legend_below(panels[0])
 plt.show()
 graded = [f"{result.value:.1%}" for result in serving.values()]
 print(sizes.round(1).assign(accuracy=graded).to_string(na_rep="–"))

@@ -137,7 +137,7 @@ if failure.device.startswith("CPU"):
     lab.note(
         f"A real out-of-memory error. {failure.peak_mib:.0f} MiB were in use, and XLA asks for "
         "*one block* of "
-        f"{failure.wanted / 2**20:.0f} MiB; the budget is {BUDGET}."
+        f"{failure.wanted_mib:.0f} MiB; the budget is {BUDGET}."
     )
 
 # %% [markdown]

@@ -105,16 +105,16 @@ def chunks(log):
     return [(state, int(size)) for state, size in largest]
 
 
-dump, wanted = failure.error.log, failure.wanted / 2**20
+dump, wanted = failure.error.log, failure.wanted_mib
 free = [size / 2**20 for state, size in chunks(dump) if state == "Free"]
 looks = {
     "InUse": {"color": lab.COLOURS[1], "label": "in use"},
-    "Free": {"color": "white", "hatch": "///", "label": "free"},
+    "Free": {"fill": False, "hatch": "///", "label": "free"},
 }
 figure, axes = plt.subplots(figsize=(10, 1.5))
 at = 0
 for state, size in chunks(dump):
-    axes.barh(0, size / 2**20, left=at / 2**20, edgecolor="black", **looks[state])
+    axes.barh(0, size / 2**20, left=at / 2**20, edgecolor=lab.COLOURS[-1], **looks[state])
     at += size
 axes.set(yticks=[], xlabel="place in the region (MiB): blue = in use, hatched = free")
 axes.set_title("The region when the allocation failed")

@@ -97,7 +97,7 @@ failure = lab.run(train, by_one_hot, budget=BUDGET, label="one-hot product", **O
 lab.expect_oom(failure)
 assert "lookup" not in failure.error.message, "the message names the culprit: nothing to find"
 lab.note(
-    f"The operation in the message wanted {failure.wanted / 2**20:.0f} MiB of a budget of "
+    f"The operation in the message wanted {failure.wanted_mib:.0f} MiB of a budget of "
     f"{BUDGET}. A message names who asked *last*. Who holds the rest?"
 )
 

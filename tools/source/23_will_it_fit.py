@@ -134,8 +134,9 @@ by_kind = pd.DataFrame({"clouds": prediction.by("kind")})
 of_tables = lab.predict(tables, BATCH, optimizer="adam", loss=LOSS)
 by_kind["tables"] = pd.Series(of_tables.by("kind"))
 by_kind = by_kind.fillna(0).loc[lambda sizes: sizes.max(axis=1) >= 0.1]
-(by_kind / by_kind.sum()).T.plot.barh(stacked=True, xlabel="share of the predicted peak")
-plt.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+shares = (by_kind / by_kind.sum()).T
+axes = shares.plot.barh(stacked=True, xlabel="share of the predicted peak")
+lab.legend_below(axes)
 plt.show()
 by_kind.round(1)
 
@@ -213,7 +214,7 @@ pairs = {": ".join(case): tuple(row) for case, row in zip(bars.index, bars.to_nu
 lab.predicted_vs_measured(**pairs)
 
 # %%
-axes = bars.plot.barh(width=0.8, edgecolor="white", figsize=(10, 5))
+axes = bars.plot.barh(width=0.8, figsize=(10, 5))
 plt.setp(axes.containers[1], hatch="//")
 room = lab.parse_size(BUDGET) / 2**20
 axes.axvline(room, color=lab.BUDGET_LINE, ls="--", lw=1, label="the budget of the clouds")

@@ -262,7 +262,7 @@ def conversions():
 
 
 stages = pd.DataFrame(lab.measure(conversions, label="conversions").value).T
-axes = stages.div(stages["data"], axis=0).plot.barh(width=0.8, edgecolor="white", logx=True)
+axes = stages.div(stages["data"], axis=0).plot.barh(width=0.8, logx=True)
 for bars, hatch in zip(axes.containers, ("", "//", "..")):
     plt.setp(bars, hatch=hatch)
 axes.invert_yaxis()

@@ -213,7 +213,7 @@ kinds = {"private": "private_mib", "of files": "mapped_mib"}
 pages = pd.DataFrame(
     {kind: {way: arm.value[name] for way, arm in ways.items()} for kind, name in kinds.items()}
 )
-axes = pages.plot.barh(stacked=True, edgecolor="white", xlabel="most resident pages (MiB)")
+axes = pages.plot.barh(stacked=True, xlabel="most resident pages (MiB)")
 for bars, hatch in zip(axes.containers, ("", "//")):
     plt.setp(bars, hatch=hatch)
 axes.invert_yaxis()
@@ -299,7 +299,7 @@ WAYS = {
 
 queues = lab.measure(pipelines, WAYS, label="pipelines")
 ahead = pd.Series({name: queues.phase(name).rise_mib for name in WAYS})
-axes = ahead.plot.barh(edgecolor="white", xlabel="most tensors (MiB); dashed: the ram_budget")
+axes = ahead.plot.barh(xlabel="most tensors (MiB); dashed: the ram_budget")
 axes.axvline(RAM_BUDGET, color=lab.BUDGET_LINE, ls="--", lw=1)
 axes.invert_yaxis()
 plt.show()

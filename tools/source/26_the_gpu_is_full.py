@@ -255,7 +255,7 @@ idle = limit - grown_alone.reserved_mib + idle_mib(grown_alone.error.log) / 2**2
 regions = [size / 2**20 for size in grown_alone.regions]
 whole = [size for size in regions if asked <= size < 2 * asked]
 lab.note(
-    f"A step is predicted to need {needed.lowest / 2**20:.0f} to {needed.total_mib:.0f} MiB of "
+    f"A step is predicted to need {needed.lowest_mib:.0f} to {needed.total_mib:.0f} MiB of "
     f"{larger}, as the order of operations falls out. In one region the steps end, "
     f"with a peak of {one_region.peak_mib:.0f}, the rest of a last piece included. In regions of "
     f"{', '.join(f'{size:.0f}' for size in regions)} MiB they fail, with {in_use:.0f} in use, when "

@@ -249,7 +249,7 @@ assert np.isclose(unbounded.value, fix.value, rtol=1e-5)  # the same batches in 
 # The ways again, taken apart by who holds the memory:
 
 # %%
-axes = in_batches.plot.barh(stacked=True, edgecolor="white", xlabel="most in memory (batches)")
+axes = in_batches.plot.barh(stacked=True, xlabel="most in memory (batches)")
 for bars, hatch in zip(axes.containers, ("", "//", "..")):
     plt.setp(bars, hatch=hatch)
 axes.invert_yaxis()
@@ -389,9 +389,7 @@ shared.round(1)
 # %%
 own = shared["own pages, MiB"] if share else {}
 if share:
-    axes = own.plot.barh(
-        edgecolor="white", xlabel="own pages of each worker (MiB); dashed: the data"
-    )
+    axes = own.plot.barh(xlabel="own pages of each worker (MiB); dashed: the data")
     axes.axvline(DATA, color=lab.BUDGET_LINE, ls="--", lw=1)
     axes.invert_yaxis()
     plt.show()

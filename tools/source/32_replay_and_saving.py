@@ -318,7 +318,7 @@ WAYS = {
 }
 ways = pd.DataFrame(lab.measure(ways_to_keep, FEW, label="ways to keep").value).T
 few_frames = lab.tensor_mib((FEW * EPISODE, SIDE, SIDE), "uint8")
-axes = (ways["full"] / few_frames).plot.barh(edgecolor="white", xlabel="times the frames' bytes")
+axes = (ways["full"] / few_frames).plot.barh(xlabel="times the frames' bytes")
 axes.invert_yaxis()
 plt.show()
 ways.assign(times=ways["full"] / few_frames).round(1) + 0.0  # no "-0.0"
@@ -418,7 +418,7 @@ def ways_to_save():
 
 saving = pd.Series(lab.measure(ways_to_save, label="ways to save").value)
 own = pd.Series([table if "vectors" in name else weights for name in saving.index], saving.index)
-axes = (saving / own).plot.barh(edgecolor="white", xlabel="times the weights, at most while saving")
+axes = (saving / own).plot.barh(xlabel="times the weights, at most while saving")
 axes.invert_yaxis()
 plt.show()
 pd.DataFrame({"weights": own, "most": saving, "times": saving / own}).round(2)
