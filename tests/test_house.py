@@ -106,6 +106,14 @@ def test_no_cell_styles_its_figure():
     assert not found, "\n".join(found)
 
 
+def test_colours_are_named_in_one_place():
+    """In Python; what a page of HTML adds to page.css is its own."""
+    files = [path for path in (*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")) if path.name != "palette.py"]
+    colour = r"\"#[0-9A-Fa-f]{3,8}\"|\"(white|black|gr[ae]y|red|green|blue)\""
+    found = [f"{short(path)}: {hit[0]}" for path in files if (hit := re.search(colour, path.read_text()))]
+    assert not found, "\n".join(found)
+
+
 def test_every_line_is_laid_out_by_the_formatter():
     found = [short(path) for path in CODE if SPARED in path.read_text()]
     assert not found, ", ".join(found)

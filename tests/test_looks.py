@@ -199,7 +199,7 @@ def test_all_that_we_show_is_accessible_and_fits(sampler, page):
                 return [getComputedStyle(text).fill, getComputedStyle(text.closest('svg')).backgroundColor];
             }"""
         )
-        assert looks == ["rgb(17, 17, 17)", "rgb(255, 255, 255)"], theme
+        assert looks == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"], theme
     page.get_by_role("button", name="Stop this run").click()
     wait_for(lambda: finished(sampler.last), 10, "the end of the run")
     assert wide == [[], []] and wrong == {"light": [], "dark": []}

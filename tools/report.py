@@ -30,12 +30,8 @@ SURPRISING = ("C13", "C02", "C29", "C17", "C21")  # told in the README, whatever
 PAGE = template("""\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
 <style>
-:root{color-scheme:light dark}
-body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse}
-td,th{padding:.3rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8884}
+{{ page_style }}
 td:nth-child(3){white-space:nowrap}
-img{max-width:100%;background:#fff}
 </style>
 <h1>{{ title }}</h1>
 {% for note in notes %}

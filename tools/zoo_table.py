@@ -6,6 +6,8 @@ from pathlib import Path
 
 from table import write_rows
 
+from labsupport.showing.palette import OUTLINE
+
 RECORDED = Path(__file__).parents[1] / "data/recorded"
 TABLE, RUNS, PICTURE = RECORDED / "zoo.csv", RECORDED / "zoo_runs.csv", RECORDED / "zoo.svg"
 LARGEST = RECORDED / "largest.csv"  # of largest.py
@@ -129,7 +131,7 @@ def draw(rows):
         found = points(rows, half)
         sizes, errors = ([float(row[key]) for row in found] for key in ("measured_mib", "error_percent"))
         axes.scatter(sizes, errors, marker=sign, alpha=0.6, label=f"{half} ({len(found)})")
-    axes.axhspan(-NEAR, NEAR, color="#BBBBBB", alpha=0.3, label=f"within {NEAR} %")
+    axes.axhspan(-NEAR, NEAR, color=OUTLINE, alpha=0.3, label=f"within {NEAR} %")
     axes.set(xscale="log", xlabel="measured peak of a step, MiB", ylabel="error of the prediction, %")
     axes.legend()
     figure.savefig(PICTURE, metadata={"Date": None})

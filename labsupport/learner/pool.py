@@ -26,7 +26,7 @@ _DIFFER = Markup(f'<span class="differ" role="img" aria-label="differ">{DIFFEREN
 _PAGE = template(
     """\
 {% macro table(head, rows) %}
-<div><table><tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
+<div class="scroll"><table><tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
 {% for row in rows %}
 <tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>
@@ -35,11 +35,8 @@ _PAGE = template(
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>What this class guessed and measured</title>
 <style>
-:root{color-scheme:light dark}
-body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse}
-td,th{padding:.2rem .7rem;text-align:left;vertical-align:top;border-bottom:1px solid #8886}
-div{overflow-x:auto} img{max-width:100%} .differ{font-weight:bold}
+{{ page_style }}
+.differ{font-weight:bold}
 </style></head><body>
 <h1>What this class guessed and measured</h1>
 <p>{{ people | length }} participant{{ "s" if people | length > 1 }}.</p>

@@ -8,7 +8,7 @@ from labsupport.learner.tally import first_guesses, standing, tendency
 from labsupport.lesson.catalogue import labs
 from labsupport.lesson.ledger import LedgerError, entries, ledger_path
 from labsupport.showing.cards import as_html, template
-from labsupport.showing.palette import COLOURS, FAINT, FIGURES, OUTLINE
+from labsupport.showing.palette import COLOURS, FAINT, FIGURES, INK, OUTLINE
 from labsupport.showing.plain import plain, say
 from labsupport.showing.words import bundle
 
@@ -110,7 +110,7 @@ class Progress(_Shown):
             axes.grid(False)
         left.set_yticks(range(len(every)), [lab.name.replace("_", " ") for lab in every])
         for label, lab in zip(left.get_yticklabels(), every):
-            label.set_color("black" if lab in self._standing else FAINT)
+            label.set_color(INK if lab in self._standing else FAINT)
         left.set_ylim(len(every) - 0.4, -0.6)
         return figure
 

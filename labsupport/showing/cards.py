@@ -3,6 +3,8 @@
 Whatever a template is given is made plain (see plain.py) and escaped, but for Markup: what another template rendered.
 """
 
+from pathlib import Path
+
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
@@ -16,6 +18,8 @@ def _finalize(value):
 _TEMPLATES = Environment(
     autoescape=True, finalize=_finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
+# {{ page_style }} in the head of any page.
+_TEMPLATES.globals["page_style"] = Markup(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))
 
 
 def template(text):

@@ -2,7 +2,7 @@
 
 from labsupport.ground.budget import MIB
 from labsupport.peak.kinds import KINDS
-from labsupport.showing.palette import BUDGET_LINE, OUTLINE, PARTS
+from labsupport.showing.palette import BUDGET_LINE, INK, ON_LINES, OUTLINE, PARTS
 
 COLOUR_OF = dict(zip(KINDS, PARTS))
 _ROOM = 1.05  # above the highest level
@@ -34,13 +34,12 @@ def _mark(axes, seconds, sums, arm):
     worst = seconds[-1] if arm.asked else sums.idxmax()
     asked = arm.asked.size / MIB if arm.asked else 0
     height = sums.iloc[-1] if arm.asked else sums.max()
-    axes.plot([worst, worst], [0, height + asked], color="black", lw=1.2, ls=":" if asked else "-")
-    axes.plot([worst], [height + asked], "X" if asked else "v", color="black", ms=8, clip_on=False)
+    axes.plot([worst, worst], [0, height + asked], color=INK, lw=1.2, ls=":" if asked else "-")
+    axes.plot([worst], [height + asked], "X" if asked else "v", color=INK, ms=8, clip_on=False)
     late = worst > _NEAR * max(seconds[-1], 1e-9)
     side, gap = ("right", -8) if late else ("left", 8)
     words = "what it wanted here had no room" if asked else "worst moment, below"
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
     low = height + asked < _LOW * axes.get_ylim()[1]
     place = {"xytext": (gap, 3 if low else -2), "textcoords": "offset points", "ha": side}
     place["va"] = "bottom" if low else "top"
-    axes.annotate(words, (worst, height + asked), fontsize=9, bbox=box, **place)
+    axes.annotate(words, (worst, height + asked), fontsize=9, bbox=ON_LINES, **place)

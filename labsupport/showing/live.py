@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from labsupport.ground.budget import MIB, mib
 from labsupport.ground.record import Watcher
 from labsupport.showing.cards import as_html, show_error, show_widget, template
-from labsupport.showing.palette import BUDGET_LINE, COLOURS, PHASES, PROCESS
+from labsupport.showing.palette import BUDGET_LINE, COLOURS, GROUND, INK, PHASES, PROCESS
 from labsupport.showing.plain import plain, say
 
 REDRAW_SECONDS = 0.3  # three pictures a second look alive; each goes through the notebook's server
@@ -25,7 +25,7 @@ _LETTER = 7.0  # units of the drawing that a letter takes at most, for whether a
 
 _SVG = template(
     """\
-<svg viewBox="0 0 {{ width }} {{ height }}" width="100%" style="max-width:{{ width }}px;background:white;color:#111" role="img" aria-label="{{ label }}"
+<svg viewBox="0 0 {{ width }} {{ height }}" width="100%" style="max-width:{{ width }}px;background:{{ ground }};color:{{ ink }}" role="img" aria-label="{{ label }}"
  font-family="sans-serif" font-size="12" fill="currentColor">
 {% for phase in phases %}
 <rect x="{{ phase.x }}" y="{{ top }}" width="{{ phase.width }}" height="{{ floor - top }}" fill="{{ phase.colour }}" opacity="{{ phase.opacity }}">
@@ -102,6 +102,8 @@ def svg(result, elapsed):
     now = mib(result.tensors[-1][1] if result.tensors else None)
     budget = {"y": axes.y(result.budget), "words": f"budget {mib(result.budget)}", "colour": BUDGET_LINE}
     return _SVG.render(
+        ground=GROUND,
+        ink=INK,
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,

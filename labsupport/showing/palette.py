@@ -13,6 +13,7 @@ LINES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1))
 # Of the kinds of memory, in the order of peak/kinds.py, "unknown" grey: they lie side by side, so all of them stay apart, and
 # black words are legible on each (7 : 1 nearly everywhere, 5.5 at least). Found by search, see tests/test_peak_shown.py.
 PARTS = ["#EE4433", "#55DDFF", "#778877", "#77BB88", "#EECC33", "#BBFFAA", "#AA66FF", "#CC88BB", "#CCCCCC"]
+GROUND, INK = "white", "black"  # of pictures: a saved one cannot follow the page's theme
 BUDGET_LINE = "#7F0000"
 PHASES = "#56B4E9"  # the shade behind a named part of an arm
 PROCESS = "#666666"  # the resident set, beside the tensors
@@ -36,11 +37,12 @@ GOOD, HALF, BAD = Look("✔", "#009E73"), Look("◐", "#E69F00"), Look("✘", "#
 UNKNOWN, TO_DO = Look("?", "#777777"), Look("✎", "#E69F00")
 DIFFERENT = "≠"  # beside what came out in more than one way
 
-# The look of every figure, as matplotlib's rcParams; the notebooks show no styling. White, since a saved picture cannot
-# follow the page's theme.
+ON_LINES = {"facecolor": GROUND, "edgecolor": "none", "alpha": 0.8, "pad": 1}  # behind words that lie on curves
+
+# The look of every figure, as matplotlib's rcParams; the notebooks show no styling.
 FIGURES = {
     "figure.figsize": (10, 3.6),
-    "figure.facecolor": "white",
+    "figure.facecolor": GROUND,
     "figure.constrained_layout.use": True,
     "axes.prop_cycle": cycler("color", COLOURS),
     "axes.spines.top": False,
@@ -50,7 +52,7 @@ FIGURES = {
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
     "grid.alpha": 0.3,
-    "patch.edgecolor": "white",  # between bars that touch, and of their hatching
+    "patch.edgecolor": GROUND,  # between bars that touch, and of their hatching
     "patch.force_edgecolor": True,
     "legend.frameon": False,
     "legend.fontsize": 9,

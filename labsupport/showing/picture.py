@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 
 from labsupport.ground.budget import MIB
 from labsupport.ground.record import Cause
-from labsupport.showing.palette import BUDGET_LINE, COLOURS, FIGURES, PHASES, PROCESS, style
+from labsupport.showing.palette import BUDGET_LINE, COLOURS, FIGURES, GROUND, INK, ON_LINES, PHASES, PROCESS, style
 from labsupport.showing.plain import for_matplotlib
 
-_ON_LINES = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # behind words that lie on curves
 _ROOM = 1.12  # above the highest curve, for the words on it
 _WAITED = 3  # seconds without a change before an OOM; below that a picture is to scale
 _BETWEEN = 1  # second from such a wait to the next one, or to the end; what takes longer is no part of dying
@@ -64,7 +63,7 @@ def _curves(axes, results, story):
     middle = 0.5 * axes.get_xlim()[1]
     for seconds, size, at, colour, words in ends:
         axes.plot([seconds, seconds], [size / MIB, at / MIB], ":", color=colour, lw=1.5)
-        axes.plot(seconds, at / MIB, "X", color=colour, ms=11, mec="black", zorder=5)
+        axes.plot(seconds, at / MIB, "X", color=colour, ms=11, mec=INK, zorder=5)
         left, side = (-10, "right") if seconds > middle else (10, "left")
         axes.annotate(
             words,
@@ -74,7 +73,7 @@ def _curves(axes, results, story):
             va="top",
             ha=side,
             fontweight="bold",
-            bbox=_ON_LINES,
+            bbox=ON_LINES,
         )
     axes.set(xlabel="time (s)", ylabel="tensor memory (MiB)" if story == "tensors" else "process memory added (MiB)")
 
@@ -132,10 +131,10 @@ def _bars(axes, results, story):
                 tip = _wanted(result)
                 axes.barh(index, (tip - peak) / MIB, 0.7, left=peak / MIB, fill=False, edgecolor=colour, ls=":", lw=1.5)
         if end is not None and result.ok:
-            axes.barh(index, max(end, 0) / MIB, 0.25, color="white", edgecolor="black", hatch="////")
+            axes.barh(index, max(end, 0) / MIB, 0.25, color=GROUND, edgecolor=INK, hatch="////")
         words = " unavailable" if peak is None else f" {peak / MIB:,.1f}" + "+" * (not result.ok)
         words += "" if result.ok else f" ({result.outcome})"
-        axes.annotate(words, (tip / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=_ON_LINES)
+        axes.annotate(words, (tip / MIB, index), va="center", xytext=(2, 0), textcoords="offset points", bbox=ON_LINES)
     if story == "tensors":
         for budget in {result.budget for result in results if result.budget_given}:
             axes.axvline(budget / MIB, color=BUDGET_LINE, lw=1.5, ls=(0, (6, 3)))

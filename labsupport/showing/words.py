@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from labsupport.showing.cards import template
+from labsupport.showing.palette import GROUND
 from labsupport.showing.plain import plain
 
 _IMAGE = template('<img alt="{{ text }}" src="data:image/png;base64,{{ png }}" style="max-width:100%">')
@@ -24,7 +25,7 @@ def bundle(figure, text):
     Returns (data, metadata) for IPython.display.
     """
     text, buffer = plain(text), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=96, bbox_inches="tight", facecolor="white")
+    figure.savefig(buffer, format="png", dpi=96, bbox_inches="tight", facecolor=GROUND)
     png = base64.b64encode(buffer.getvalue()).decode()
     data = {"image/png": png, "text/html": _IMAGE.render(text=text, png=png), "text/plain": text}
     return data, {"image/png": {"alt": text}}
