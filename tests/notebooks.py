@@ -8,7 +8,7 @@ class KernelDied(RuntimeError):
     """The kernel of a notebook ended; the message names the cell that it was running."""
 
 
-def run_notebook(path, cwd, cell_seconds=180, **parameters):
+def run_notebook(path, cwd, **parameters):
     """The executed notebook, run in `cwd`; nothing is written, which for a lab would take seconds, cell by cell.
 
     Raises ValueError for an unknown parameter, before anything runs, and KernelDied.
@@ -25,7 +25,7 @@ def run_notebook(path, cwd, cell_seconds=180, **parameters):
             parameters,
             cwd=cwd,
             kernel_name="python3",
-            execution_timeout=cell_seconds,
+            execution_timeout=180,  # seconds a cell: a whole lab ends within 90
             progress_bar=False,
             on_cell_start=lambda cell, cell_index: started.append(cell.source),
         )

@@ -99,9 +99,9 @@ def share_nurseries():
 @contextlib.contextmanager
 def shared_nurseries():
     """Meanwhile this process's nurseries come from the roots: one of its own would be loaded for each environment that its tests make."""
-    with mock.patch.multiple(nursery, Nursery=Shared, _nurseries={}):
+    with mock.patch.multiple(nursery, Nursery=Shared, nurseries={}):
         yield
-        for one in nursery._nurseries.values():
+        for one in nursery.nurseries.values():
             one.leave()
             one.process.wait()  # or it would be a child that nobody knows any more
 

@@ -159,8 +159,8 @@ def trained(judge):
         "labels": judge.labels,
         "last": judge.facts["last"],
         "facts": judge.facts,
-        "hidden": judge._hidden,
-        "images": judge._images,
+        "hidden": judge.hidden,
+        "images": judge.images,
     }
     scripts = {name: capstone.script_functions(pieces) for name, pieces in scripts.items()}
     return measure(run_all, scripts, known, timeout=600).value
@@ -170,8 +170,8 @@ def trained(judge):
 def test_a_main_is_judged_by_what_it_trained(name, trained, judge):
     says, updates, answers, left = trained[name]
     if not left:
-        mine = capstone.scored(says, updates, answers, judge._truth)
-        left = capstone.undone(mine, judge.trained, judge._rates, HIDDEN)
+        mine = capstone.scored(says, updates, answers, judge.truth)
+        left = capstone.undone(mine, judge.trained, judge.rates, HIDDEN)
     if expected := MAINS[name][0]:
         assert left and re.search(expected, left[0]), left
     else:
@@ -181,7 +181,7 @@ def test_a_main_is_judged_by_what_it_trained(name, trained, judge):
 def test_a_main_that_says_more_than_its_model_can_is_told_both(judge):
     says_more = capstone.Trained(0.99, judge.trained.updates, dict.fromkeys(judge.trained.scores, 0.65))
     assert "main says 0.99, and the best model that it trained scores 0.65 on 32 photographs held back" in (
-        capstone.undone(says_more, judge.trained, judge._rates, HIDDEN)
+        capstone.undone(says_more, judge.trained, judge.rates, HIDDEN)
     )
 
 
@@ -258,7 +258,7 @@ def asked(judge, monkeypatch):
         return ArmResult(label, 2**30, True, value=(dict(figures), []), figures={"peak": 2**20})
 
     monkeypatch.setattr(capstone, "run", ran)
-    monkeypatch.setattr(judge, "_looked", {})
+    monkeypatch.setattr(judge, "looked", {})
     monkeypatch.setattr(judge, "run", lambda script, size, label: (ran(None, label=label), []))
     return labels, figures
 

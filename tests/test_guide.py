@@ -113,8 +113,8 @@ def test_without_words_all_labs_and_for_nonsense_none_but_advice():
 def test_see_lab_tells_the_title_and_the_file_where_there_is_one(monkeypatch, tmp_path):
     monkeypatch.chdir(LABS.parent)
     assert see_lab("leaks_over_epochs") == 'see lab 09, "What leaks over epochs" (labs/09_leaks_over_epochs.ipynb)'
-    assert see_lab("batch_size", "gradient_accumulation", "shapes_and_layers").endswith(
-        "(labs/05_batch_size.ipynb); also 07, 14"
+    assert see_lab("leaks_over_epochs", "shapes_and_layers", "retracing").endswith(
+        '.ipynb); also 14 "Shapes, layers and smaller models", 10 "Retracing: a graph for every call"'
     )
     monkeypatch.chdir(tmp_path)
     assert see_lab("leaks_over_epochs").endswith(f"({LABS / '09_leaks_over_epochs.ipynb'})")

@@ -51,7 +51,7 @@ def private(name):
     return name.startswith("_") and not name.endswith("__")
 
 
-@pytest.mark.parametrize("folder", ["labsupport", "tools"])
+@pytest.mark.parametrize("folder", ["labsupport", "tools", "tests"])
 def test_no_private_name_crosses_a_file(folder):
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -61,6 +61,19 @@ def test_no_private_name_crosses_a_file(folder):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and private(node.attr) and ast.unparse(node.value) in modules:
                 found.append(f"{short(path)}:{node.lineno}: {ast.unparse(node)}")
+    assert not found, "\n".join(found)
+
+
+def test_tests_look_at_what_is_public():
+    """No attribute of an object that is no test's own is private, but for Python's and IPython's (_ipython_display_)."""
+    found = []
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Call)) else ""
+            named = isinstance(node, ast.Attribute) and private(node.attr) and not node.attr.endswith("_")
+            replaced = re.match(r"monkeypatch\.setattr\(.*['.]_[a-z]\w*'", text)
+            if replaced or named and not text.startswith(("self.", "sys.", "os.")):
+                found.append(f"{short(path)}:{node.lineno}: {text}")
     assert not found, "\n".join(found)
 
 

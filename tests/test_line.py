@@ -77,7 +77,7 @@ def test_a_killed_kernel_makes_room(tmp_path, kernel):
     runs.send_signal(signal.SIGKILL)
     runs.wait()
     assert own.turn() == 0
-    assert [path.name for path in tmp_path.iterdir()] == [own._path.name]
+    assert [path.name for path in tmp_path.iterdir()] == [own.path.name]
     own.leave()
 
 
@@ -99,7 +99,7 @@ class Impatient(Watcher):
 
 
 def test_a_run_that_waits_can_be_stopped_and_leaves_the_line(tmp_path, kernel, monkeypatch):
-    monkeypatch.setattr(line, "_cores", lambda: 1)
+    monkeypatch.setattr(line, "usable_cores", lambda: 1)
     monkeypatch.setenv(LINE, str(tmp_path))
     kernel()
     watcher = Impatient()
@@ -113,7 +113,7 @@ def environment_of_an_arm():
 
 
 def test_an_arm_runs_when_its_turn_has_come_and_is_itself_in_no_line(tmp_path, kernel, monkeypatch):
-    monkeypatch.setattr(line, "_cores", lambda: 1)
+    monkeypatch.setattr(line, "usable_cores", lambda: 1)
     monkeypatch.setenv(LINE, str(tmp_path))
     other, places = kernel(), []
 

@@ -132,7 +132,7 @@ def test_a_notebook_plot_leaves_its_picture_and_the_error(monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda data, **_: left.append(data) or Handle())
     plot = NotebookPlot(quiet=False)
     plot.wait(HOSTILE, 3)
-    assert "3rd in line" in plot._status.value and "<script>" not in plot._status.value
+    assert "3rd in line" in plot.status.value and "<script>" not in plot.status.value
     plot.hear("stdout", HOSTILE)
     plot.update(died(), 3.0, True)
     plot.finish(died())

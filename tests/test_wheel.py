@@ -103,10 +103,28 @@ def test_find_lab_and_the_cell_magic_in_ipython(asked, tmp_path):
 
 def test_the_doctor_examines_a_script(asked, tmp_path):
     (tmp_path / "leak.py").write_text(LEAK)
-    done = asked("-m", "labsupport", "doctor", "leak.py", "--exit-code", "--budget", "128 MiB")
+    done = asked("-m", "labsupport", "doctor", "leak.py", "--exit-code", "--budget", "128 MiB", "--html", "page.html")
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stderr.split())
     assert "retained tensors" in said and 'see lab 09, "What leaks over epochs"' in said, done.stdout
+    page = (tmp_path / "page.html").read_text()
+    assert "retained tensors" in page and "@media (prefers-color-scheme:dark)" in page
+
+
+def test_a_verdict_follows_from_its_figures(asked):
+    code = """
+from labsupport.lesson.claims import VerdictError, claims, verdict
+known = claims()["C01"]
+figures = {name: value for name, value in known["runs"][0].items() if name != "run"}
+verdict("C01", "holds", **figures)
+try:
+    verdict("C01", "holds", **figures | {"eager_died": False})
+except VerdictError as error:
+    print(error)
+"""
+    done = asked("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "holds" in done.stdout and 'the figures say "partly"' in done.stdout
 
 
 def test_pytest_has_its_fixtures(asked, tmp_path):

@@ -17,12 +17,12 @@ def folders(pid):
     return [mark.parent for mark in marks if json.loads(mark.read_text())["pid"] == pid]
 
 
-def processes(seconds=10):
-    """The processes below this one that do not end by themselves meanwhile.
+def processes():
+    """The processes below this one that do not end by themselves within ten seconds.
 
     What was given up before TensorFlow was loaded still starts afterwards, sees that nobody waits for it, and ends.
     """
-    until = time.monotonic() + seconds
+    until = time.monotonic() + 10
     while True:
         found = [p for p in psutil.Process().children(recursive=True) if p.pid not in nursery.pids()]
         if not found or time.monotonic() > until:

@@ -24,6 +24,8 @@ MOST_WALKS, LEAST_WALKS, OPERATIONS, STEPS = 12, 4, 60_000, 2
 # Where the budget ends, free memory is in pieces, and each step leaves others: MobileNetV2 at batch 51 took 616 MiB of 700 in its
 # first step and 688 in its fifth. Walks so long tell what ends out of memory only then.
 LONG = 6
+# Times the batch that a straight line says: most lines bend by less, and a search goes on from there in any case.
+_A_LITTLE_MORE = 1.03
 UNKNOWN = (
     "scratch memory of a GPU's kernels (cuDNN, cuBLAS) and of other processors' convolutions; rules are measured on a CPU with oneDNN",
     "XLA (jit_compile=True, which Keras turns on by itself on a GPU), which fuses and orders anew",
@@ -147,7 +149,7 @@ class Source:
     def _beyond(self, batch, room):
         """A batch that is likely just too large, from the slope so far."""
         slope = (self.level(batch) - self.level(1)) / (batch - 1) if batch > 1 else 0
-        wanted = int((room - self.level(1)) / slope * 1.03) + 2 if slope > 0 else batch * 8
+        wanted = int((room - self.level(1)) / slope * _A_LITTLE_MORE) + 2 if slope > 0 else batch * 8
         return max(batch + max(1, batch // 50), min(wanted, batch * 8))
 
     def _trace(self, batch):

@@ -42,6 +42,8 @@ _LOOK_CLOSER = 0.3
 # Times smaller than the largest child: such a one is not counted among them, as Python's resource tracker (6 MiB).
 _NONE_OF_THEM = 8
 _SPARING = 20  # times as long as it takes to read them they are not read again: that keeps it under 5 % of one core
+_LINE = 1_000  # characters kept of a line that has not ended; those of the allocator that are read have 200
+_LAST_WORDS = 10_000  # characters of the log: terminate() writes one line, and faulthandler the stacks behind it
 _MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback has more
 _REST_SECONDS = (
     1  # for output that waits in the pipes at the end, 64 KiB each; a thread of the arm may write without end
@@ -371,7 +373,7 @@ class Watch:
         if lines and (found := dumped_in_use(lines[0])):
             self.result.dumps += found
             self._ran_out_at = time.monotonic()
-        self._tail = self._tail[-1000:]
+        self._tail = self._tail[-_LINE:]
 
     def _trouble(self, now, elapsed):
         """Why the arm is to be ended or has died: an ArmError; None while all is well."""
@@ -438,7 +440,7 @@ class Watch:
                 Cause.CRASH_OUT,
                 "compiled code crashed when TensorFlow's allocator had just run out of memory",
             )
-        elif name == "SIGABRT" and "std::bad_alloc" in log[-10_000:]:  # the last that an abort writes
+        elif name == "SIGABRT" and "std::bad_alloc" in log[-_LAST_WORDS:]:
             cause, why = Cause.MEMORY, "compiled code could get no memory outside the tensor budget"
         else:
             cause, why = Cause.CRASH, "compiled code crashed"

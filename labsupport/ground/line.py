@@ -25,14 +25,14 @@ _WAITS, _RUNS = b"w", b"r"  # what an arm's file holds
 
 
 class Place:
-    """One arm's place in the line of a folder; tensors: bytes that it may come to hold. Raises OSError."""
+    """One arm's place in the line of a folder; tensors: bytes that it may come to hold; path: its file. Raises OSError."""
 
     def __init__(self, folder, tensors, cores=None):
-        self._folder, self._cores = Path(folder), cores or _cores()
+        self._folder, self._cores = Path(folder), cores or usable_cores()
         self._needs = ITSELF + tensors
         with self._alone():  # a file that is not locked yet would be taken for a dead kernel's
             descriptor, path = tempfile.mkstemp(prefix=f"{time.time_ns():020}-", dir=self._folder)
-            self._own, self._path = descriptor, Path(path)
+            self._own, self.path = descriptor, Path(path)
             os.fchmod(descriptor, 0o644)  # learners on one server have accounts of their own
             os.write(descriptor, _WAITS)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -41,7 +41,7 @@ class Place:
         """0 once the arm may begin, from when on it counts as one that runs; before that its place in the line, from 1."""
         with self._alone():
             others = {path.name: state for path in self._folder.iterdir() if (state := self._state(path))}
-            ahead = sum(state == _WAITS and name < self._path.name for name, state in others.items())
+            ahead = sum(state == _WAITS and name < self.path.name for name, state in others.items())
             run = sum(state == _RUNS for state in others.values())
             # Whatever is free, one arm may run: what it lacks then is for its budget to say.
             if ahead or (run and (run >= self._cores or psutil.virtual_memory().available < self._needs)):
@@ -51,12 +51,12 @@ class Place:
 
     def leave(self):
         """Let the next one come."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         os.close(self._own)
 
     def _state(self, path):
         """What another's file holds; None for one that nobody holds any more, which is removed where that is allowed, and for the own."""
-        if path == self._path:
+        if path == self.path:
             return None
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -103,6 +103,6 @@ def standing(tensors):
         place.leave()
 
 
-def _cores():
+def usable_cores():
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -69,7 +69,7 @@ class Nursery:
         self._socket.close()
 
 
-_nurseries, _left, _lock = {}, [], threading.Lock()
+nurseries, _left, _lock = {}, [], threading.Lock()
 
 
 def start(environment):
@@ -96,16 +96,16 @@ def warm(environment):
 
 
 def _nursery(environment):
-    """The nursery of an environment, a new one if need be; the one used last stands last in _nurseries."""
+    """The nursery of an environment, a new one if need be; the one used last stands last in nurseries."""
     shared = {name: value for name, value in environment.items() if name not in OF_ONE_ARM}
     key = (os.getpid(), tuple(sorted(shared.items())), _limits())
     _left[:] = [nursery for nursery in _left if nursery.process.poll() is None]
-    nursery = _nurseries.pop(key, None)
+    nursery = nurseries.pop(key, None)
     if nursery is None or nursery.process.poll() is not None:
         nursery = Nursery(environment)
-    _nurseries[key] = nursery
-    while len(_nurseries) > _MOST:
-        _left.append(_nurseries.pop(next(iter(_nurseries))))
+    nurseries[key] = nursery
+    while len(nurseries) > _MOST:
+        _left.append(nurseries.pop(next(iter(nurseries))))
         _left[-1].leave()
     return nursery
 
@@ -121,12 +121,12 @@ def _ask(environment, theirs):
 
 def pids():
     """The numbers of the nurseries of this process: they outlive their arms."""
-    return {nursery.process.pid for nursery in [*_nurseries.values(), *_left]}
+    return {nursery.process.pid for nursery in [*nurseries.values(), *_left]}
 
 
 def sockets():
     """How many descriptors of this process lead to nurseries."""
-    return len(_nurseries)
+    return len(nurseries)
 
 
 def _umask():

@@ -20,6 +20,10 @@ from labsupport.showing.running import run
 LEARNS = 0.25
 # What any rate must reach, as a share of what the best one reached before. Measured over 21 trainings: 0.5 and more.
 TRIED = 0.3
+# Of the steps that the given script takes: a last batch that is left out is one of some ten in an epoch.
+ENOUGH = 0.9
+# By how much main may tell more than its best model scores on photographs held back: they are 96, and main has its own.
+TOO_MUCH = 0.3
 _SECONDS = 240  # for what takes a twentieth of that on two idle cores
 
 
@@ -48,41 +52,39 @@ class Judge:
     """Knows the script as it was, and photographs that it holds back.
 
     given: the script's functions as they were; rates, epochs: what they train; validation: how many of its files main
-    keeps for validation; held_back: how many of the last files no script is given. before, trained: the ArmResult of the
-    given main, and its Trained.
+    keeps for validation; held_back: how many of the last files no script is given. hidden, truth, images: those files, their
+    labels and what the given script makes of them. before, trained: the ArmResult of the given main, and its Trained.
     """
 
     def __init__(self, given, files, labels, rates, epochs, validation, held_back):
         self.files, self.labels = files[:-held_back], np.asarray(labels[:-held_back])
-        self._hidden, self._truth = files[-held_back:], np.asarray(labels[-held_back:])
-        self._rates = {
-            float(given["learning_rate"](rate, epochs - 1)): rate for rate in rates
-        }  # by the last one of each
-        first = run(rules.facts, given, self._hidden, label="the photographs that are held back", quiet=True)
-        self._images, parameters = _value(first)
+        self.hidden, self.truth = files[-held_back:], np.asarray(labels[-held_back:])
+        self.rates = {float(given["learning_rate"](rate, epochs - 1)): rate for rate in rates}  # by the last of each
+        first = run(rules.facts, given, self.hidden, label="the photographs that are held back", quiet=True)
+        self.images, parameters = _value(first)
         self.facts = {
             "parameters": parameters,
-            "image": self._images.shape[1:],
-            "last": list(self._rates),
+            "image": self.images.shape[1:],
+            "last": list(self.rates),
             "validation": validation,
         }
-        self._looked = {}  # {part of rules.PARTS: (the functions that it calls, as bytes, its figures, its troubles)}
+        self.looked = {}  # {part of rules.PARTS: (the functions that it calls, as bytes, its figures, its troubles)}
         self.before, self.trained = self.run(given, None, "as it was, no tight budget")
 
     def run(self, script, budget, label):
         """(the ArmResult of main, whose value is what main returned; Trained, or sentences that say why there is none)."""
-        result = run(rules.work, script, self.files, self.labels, list(self._rates), budget=budget, label=label)
+        result = run(rules.work, script, self.files, self.labels, list(self.rates), budget=budget, label=label)
         if not result.ok:
             return result, [_why(result)]
         result.value, updates, weights = result.value
-        asked = script, self.facts, self._hidden, self._images, weights
+        asked = script, self.facts, self.hidden, self.images, weights
         scoring = run(rules.answers, *asked, label="the photographs that are held back", quiet=True)
         if not scoring.ok:
             return result, [_why(scoring)]
         answers, troubles = scoring.value
         if troubles:
             return result, troubles
-        return result, scored(result.value, updates, answers, self._truth)
+        return result, scored(result.value, updates, answers, self.truth)
 
     def look(self, script, *parts):
         """(figures, troubles) of the functions in some parts of rules.PARTS."""
@@ -93,15 +95,15 @@ class Judge:
             asked = script, self.facts, rules.PARTS[part]
             result = run(rules.measure, *asked, label=f"your functions, measured: {part}", quiet=True, timeout=_SECONDS)
             found, told = result.value if result.ok else ({}, [_why(result)])
-            self._looked[part] = _called(script, part), found, told
+            self.looked[part] = _called(script, part), found, told
             figures, troubles = figures | found, troubles + told
         return figures, list(dict.fromkeys(troubles))
 
     def _newest(self, script, *parts):
         """look(), but for parts whose newest look was at the very same functions: that one counts."""
-        known = [part for part in parts if self._looked.get(part, [None])[0] == _called(script, part)]
+        known = [part for part in parts if self.looked.get(part, [None])[0] == _called(script, part)]
         figures, troubles = self.look(script, *[part for part in parts if part not in known])
-        for _, found, told in map(self._looked.get, known):
+        for _, found, told in map(self.looked.get, known):
             figures, troubles = figures | found, troubles + told
         return figures, list(dict.fromkeys(troubles))
 
@@ -135,7 +137,7 @@ class Judge:
         trained = next((trained for result, trained in reversed(runs.values()) if result.ok), [])
         if isinstance(trained, Trained):
             report.trained = trained
-            trained = undone(trained, self.trained, self._rates, len(self._truth))
+            trained = undone(trained, self.trained, self.rates, len(self.truth))
         report.left += trained
         return report
 
@@ -159,7 +161,7 @@ def undone(trained, before, rates, photographs):
     found = [
         f"main takes {made} steps at a rate of {rate:.3g}, and it took {number}"
         for rate, number, made in steps
-        if made < 0.9 * number
+        if made < ENOUGH * number
     ]
     found[1:] = [f"and fewer at {len(found) - 1} more rates"] * (len(found) > 1)
     least, on = before.best - LEARNS, f"on {photographs} photographs held back"
@@ -175,7 +177,7 @@ def undone(trained, before, rates, photographs):
         ]
     if trained.says is None:
         found.append(rules.told("main", "returns no number"))
-    elif trained.says > trained.best + 0.3:
+    elif trained.says > trained.best + TOO_MUCH:
         found.append(f"main says {trained.says:.2f}, and the best model that it trained scores {trained.best:.2f} {on}")
     return found
 

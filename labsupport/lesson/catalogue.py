@@ -65,12 +65,12 @@ def labs():
 def see_lab(first, *others):
     """Where to read on, for the end of a sentence: `see lab 09, "What leaks over epochs" (labs/09_leaks_over_epochs.ipynb)`.
 
-    first, others: slugs of labs, such as "leaks_over_epochs"; of the others only the number is told. The file is told
-    where there is one, from the current folder if it lies in it. Raises KeyError for a slug that no lab has.
+    first, others: slugs of labs, such as "leaks_over_epochs". The first one's file is told where there is one, from the
+    current folder if it lies in it. Raises KeyError for a slug that no lab has.
     """
     lab = labs()[first]
     path = notebook_file(lab.name)
     if path is not None and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    also = "; also " + ", ".join(labs()[slug].number for slug in others) if others else ""
-    return f'see lab {lab.number}, "{lab.title}"' + (f" ({path})" if path else "") + also
+    also = ", ".join(f'{labs()[slug].number} "{labs()[slug].title}"' for slug in others)
+    return f'see lab {lab.number}, "{lab.title}"' + f" ({path})" * bool(path) + f"; also {also}" * bool(also)

@@ -176,7 +176,7 @@ class NotebookPlot(Watcher):
         self._stop = threading.Event()
         self._drawn = 0.0
         self._plot = ipywidgets.HTML()
-        self._status = ipywidgets.HTML("starting a fresh Python process with TensorFlow …")
+        self.status = ipywidgets.HTML("starting a fresh Python process with TensorFlow …")
         button = ipywidgets.Button(
             description="Stop this run",
             icon="stop",
@@ -185,7 +185,7 @@ class NotebookPlot(Watcher):
         )
         # The kernel is busy with this cell; JupyterLab 4.4+ delivers the click through a subshell thread.
         button.on_click(lambda _: self._stop.set())
-        row = ipywidgets.HBox([button, self._status])
+        row = ipywidgets.HBox([button, self.status])
         note = ipywidgets.HTML(f"<small>{_AWAY}</small>")
         self._box = ipywidgets.VBox([row, note] if quiet else [self._plot, row, note])
         self._handle = show_widget(self._box, _AWAY)
@@ -197,8 +197,8 @@ class NotebookPlot(Watcher):
     def wait(self, label, place):
         """Say so, where it has changed: a screen reader may be reading it."""
         words = as_html(f"{label}: {in_line(place)}")
-        if self._status.value != words:
-            self._status.value = words
+        if self.status.value != words:
+            self.status.value = words
 
     def update(self, result, elapsed, started):
         """Draw anew, if REDRAW_SECONDS have passed since the last time."""
@@ -206,14 +206,14 @@ class NotebookPlot(Watcher):
             return
         self._drawn = time.monotonic()
         if not started:
-            self._status.value = as_html(
+            self.status.value = as_html(
                 f"{result.label}: starting a fresh Python process with TensorFlow … {elapsed:.0f} s"
             )
             return
         sizes = [size for _, size in result.tensors] or [None]
         highest = None if sizes[-1] is None else max(sizes)
         status = f"{result.label}: {elapsed:.1f} s · tensors {mib(sizes[-1])}, highest sample {mib(highest)}"
-        self._status.value = as_html(status + _waiting(result, elapsed))
+        self.status.value = as_html(status + _waiting(result, elapsed))
         if not self._quiet:
             self._plot.value = svg(result, elapsed)
 
