@@ -178,7 +178,8 @@ class Death:
         facts = self.result.facts
         taught = any(function.tapes for function in facts.functions)
         taught = taught or any(step.kind is Kind.TAPE for step in facts.steps)
-        known = [one for one in facts.functions if one.own and one.place == self.during.place]
+        in_a_function = self.during.kind is Kind.FUNCTION
+        known = [one for one in facts.functions if one.own and one.place == self.during.place and in_a_function]
         traced = lambda one: one.traces or self.result.error.cause is Cause.CRASH_OUT  # a crash lets no call end
         return taught and any(traced(one) and not one.tapes for one in known)
 
