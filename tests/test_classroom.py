@@ -217,7 +217,7 @@ def test_all_ends_with_the_hub(hub, learners):
     assert commands.count("jupyterhub.singleuser") >= 2
     assert "ipykernel_launcher" in commands and "configurable-http-proxy" in commands
     process.terminate()
-    # Mostly 2 s. A server that hangs is interrupted, after 30 s terminated, after 60 killed (jupyterhub/spawner.py: LocalProcessSpawner).
+    # Mostly 3 s. A server that hangs is interrupted, after 30 s terminated, after 60 killed (jupyterhub/spawner.py: LocalProcessSpawner).
     _, left = psutil.wait_procs(family, timeout=90)
     assert not left
 
