@@ -18,6 +18,7 @@ NOTEBOOKS = sorted((ROOT / "labs").rglob("*.ipynb"))
 LONGEST_FUNCTION = 60  # lines: a screen
 WIDEST_CELL = 100  # columns: what JupyterLab shows at 1280 pixels beside its file browser
 SPARED = "# " + "fmt:"
+COLOUR = r"\"#[0-9A-Fa-f]{3,8}\"|\"(white|black|gr[ae]y|red|green|blue)\""
 
 
 def short(path):
@@ -115,15 +116,14 @@ def test_no_line_of_code_is_cut_in_a_notebook():
 
 def test_no_cell_styles_its_figure():
     """What every figure has in common is in showing/palette.py."""
-    found = in_cells(r"bbox_to_anchor|\bloc=|spines|edgecolor=\"|\"#[0-9A-Fa-f]{6}\"|\"(white|black|gr[ae]y)\"")
+    found = in_cells(r"bbox_to_anchor|\bloc=|spines|edgecolor=\"|" + COLOUR)
     assert not found, "\n".join(found)
 
 
 def test_colours_are_named_in_one_place():
     """In Python; what a page of HTML adds to page.css is its own."""
-    files = [path for path in (*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")) if path.name != "palette.py"]
-    colour = r"\"#[0-9A-Fa-f]{3,8}\"|\"(white|black|gr[ae]y|red|green|blue)\""
-    found = [f"{short(path)}: {hit[0]}" for path in files if (hit := re.search(colour, path.read_text()))]
+    files = [path for path in CODE if ROOT / "tests" not in path.parents and path.name != "palette.py"]
+    found = [f"{short(path)}: {hit[0]}" for path in files if (hit := re.search(COLOUR, path.read_text()))]
     assert not found, "\n".join(found)
 
 

@@ -28,10 +28,10 @@ def noted(number, takes, leaves, batch=0):
     gauge = Gauge()
     intervals = Intervals(gauge)
     for _ in range(number):
-        intervals.begin_step("f", Kind.FUNCTION)
+        intervals.begin_step(Kind.FUNCTION, name="f")
         gauge.step(takes, leaves)
         if batch:
-            intervals.begin("a batch", Kind.BATCH)
+            intervals.begin(Kind.BATCH)
             gauge.step(takes=batch, leaves=0)
             intervals.end()
     return gauge, intervals

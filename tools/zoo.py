@@ -43,10 +43,10 @@ def measured(entry, batch, optimizer):
 
 def filled(row, runs, prediction):
     """A row with its runs, MiB each, its Prediction, and the error."""
-    level, highest = prediction.level / MIB, max(runs)
+    level, highest = prediction.total_mib, max(runs)
     return {
         **row,
-        "predicted_lowest_mib": round(prediction.lowest / MIB, 2),
+        "predicted_lowest_mib": round(prediction.lowest_mib, 2),
         "predicted_mib": round(level, 2),
         "measured_lowest_mib": min(runs),
         "measured_mib": highest,

@@ -20,7 +20,7 @@ from labsupport.doctor.suspects import (
 )
 from labsupport.ground.budget import mib
 from labsupport.ground.oom import in_a_layer, in_an_initializer, in_python_code, wanted_array
-from labsupport.ground.record import A_LIBRARY, Cause, Interval, Kind
+from labsupport.ground.record import Cause, Interval, Kind, in_words
 
 # Rows of a batch that stand twice in a shape: fewer may be heads of attention. Of what was in use and asked for: a smaller
 # tensor is not what filled the budget; by trial.
@@ -241,7 +241,7 @@ def _before_training(result):
 
 def _filling(facts, parts):
     """Whether a pipeline filled its buffers for the first step: by the size of what was asked for, it was part of one element."""
-    most = next(iter(facts.buffers), None)
+    most = _most_buffered(facts)
     small = most and 0 < parts.wanted <= most.size / max(1, most.elements)
     much = parts.buffers > _FILLED * (parts.buffers + parts.working)
     return bool(small and much and all(step.count <= 1 for step in facts.steps))
@@ -259,8 +259,13 @@ def _in_a_pipeline(interval):
 
 def _one_batch(facts, size):
     """Whether a pipeline has one element at a time, and asked for another as large: it is the batch that is large."""
-    most = next(iter(facts.buffers), None)
+    most = _most_buffered(facts)
     return bool(most and most.elements == 1 and size and size > most.size / 2)
+
+
+def _most_buffered(facts):
+    """The stage that was seen to buffer most; None where that is not known."""
+    return next(iter(facts.buffers), None)
 
 
 def fragmentation(death):
@@ -300,9 +305,7 @@ def input_copy(death):
         for holder in holders
     ]
     if converted.largest:
-        evidence.append(
-            f"an array of {mib(converted.largest)} was copied into a tensor at {converted.place or A_LIBRARY}"
-        )
+        evidence.append(f"an array of {mib(converted.largest)} was copied into a tensor at {in_words(converted.place)}")
     if death.outside and _no_array(death.result):
         evidence.append(f"NumPy was to make one array of all data at {place_of(death.result)}: read a batch at a time")
     asked = min(death.parts.wanted, death.data - death.parts.data)
@@ -320,7 +323,7 @@ def buffer(death):
         evidence = buffered(death.result.facts)
         if _in_a_pipeline(death.during):
             evidence.append(f"memory ran out while the pipeline prepared a batch, with {mib(death.buffers)} in it")
-        largest = next(iter(death.result.facts.buffers), None)
+        largest = _most_buffered(death.result.facts)
         place = (largest and largest.place) or death.result.facts.passed_at
         change = _CACHE_LESS if largest and largest.cache else ""
         yield Suspect("buffer", death.buffers, evidence, place, change)
@@ -501,7 +504,7 @@ def constants(death):
     if baked.bytes > WORTH_NAMING * death.result.budget:
         sentence = (
             f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} in "
-            f"{baked.place or A_LIBRARY}: give them as arguments, as tensors or as a tf.Variable"
+            f"{in_words(baked.place)}: give them as arguments, as tensors or as a tf.Variable"
         )
         yield Suspect("constants in graphs", baked.bytes, [sentence], baked.place)
 

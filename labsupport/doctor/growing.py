@@ -15,7 +15,7 @@ from labsupport.doctor.suspects import (
     passes_under_tape,
 )
 from labsupport.ground.budget import MIB, mib
-from labsupport.ground.record import A_LIBRARY, Kind
+from labsupport.ground.record import Kind, in_words
 
 # TensorFlow itself warns of retracing from five traces on (polymorphic_function.py: FREQUENT_TRACING_WARNING_THRESHOLD).
 _TRACES = 5
@@ -106,13 +106,13 @@ def new_constants(facts, finished):
     baked, again = facts.baked, next(retracing(facts, finished), None)
     if again is not None and baked.bytes >= max(_GRAPHS * baked.largest, GROWTH_LEAST):
         sentence = (
-            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} at {baked.place or A_LIBRARY}: each "
+            f"arrays of {mib(baked.bytes)} became constants of graphs, the largest of {mib(baked.largest)} at {in_words(baked.place)}: each "
             "new graph has copies of its own"
         )
         yield Suspect("constants in graphs", baked.bytes, [sentence, *again.evidence], baked.place)
     if finished and again is None and baked.largest >= _TABLE:
         sentence = (
-            f"an array of {mib(baked.largest)} became a constant of a graph at {baked.place or A_LIBRARY}, in all {mib(baked.bytes)} were "
+            f"an array of {mib(baked.largest)} became a constant of a graph at {in_words(baked.place)}, in all {mib(baked.bytes)} were "
             "written into definitions of graphs, which the process copies as they are handed on, and holds beside the array"
         )
         yield Suspect("constants in graphs", None, [sentence], baked.place)

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from labsupport.ground.record import Interval, Step
+from labsupport.ground.record import Interval, Step, in_words
 
 # Levels kept of one kind of step: enough for medians of thirds, few enough to send them several times a second.
 _MOST_LEVELS = 400
@@ -28,14 +28,15 @@ class Intervals:
         """Whether the last step is one of 1, 2, 4, 8, …, at which what is alive is counted: the cost stays small, the last half is seen."""
         return self.total & (self.total - 1) == 0
 
-    def begin(self, name, kind, place=""):
-        """kind: a Kind; place: the line of the script."""
+    def begin(self, kind, place="", name=""):
+        """kind: a Kind; place: the line of the script; name: where it is not that of its kind."""
         self._level, peak = self._gauge.lap()
         self._close(peak)
-        self.open = Interval(name, kind, self._level, place=place)
+        self.open = Interval(name or kind.value, kind, self._level, place=place)
 
-    def begin_step(self, name, kind, place=""):
-        """The same, counted as a step."""
+    def begin_step(self, kind, place="", name=""):
+        """The same, counted as a step; name: where it is not that of its kind and place."""
+        name = name or f"{kind} ({in_words(place)})"
         step = self.steps.get(name)
         if step is None:
             step = self.steps[name] = Step(name, kind, place)
@@ -46,7 +47,7 @@ class Intervals:
             self.end()
             self.open, self._was_read = Interval(name, kind, self._level, place=place), False
             return
-        self.begin(name, kind, place)
+        self.begin(kind, place, name)
         if of_levels and self._level is not None:
             step.levels.append((step.count, self._level))
             if len(step.levels) > _MOST_LEVELS:

@@ -30,7 +30,7 @@ from labsupport.ground import meter
 from labsupport.ground.budget import MIB
 from labsupport.ground.oom import wanted_shape
 from labsupport.ground.quiet import without_collections
-from labsupport.ground.record import A_LIBRARY, Converted, Facts, Failing, Function, Kind, sendable
+from labsupport.ground.record import Converted, Facts, Failing, Function, Kind, in_words, sendable
 from labsupport.ground.result import is_own, line_of, short
 from labsupport.peak.parts import largest
 
@@ -194,14 +194,11 @@ class Probe:
 
     @quietly
     def _begin_step(self, kind, place, name=""):
-        """name: where it is not that of kind and place."""
-        name = name or f"{kind} ({place or A_LIBRARY})"
-        self._intervals.begin_step(name, kind, place)
-        total = self._intervals.total
-        steps = self._intervals.steps
-        first = steps[name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
+        self._intervals.begin_step(kind, place, name)
+        total, steps, now = self._intervals.total, self._intervals.steps, self._intervals.open
+        first = steps[now.name].count == 1 and len(steps) <= _FIRST_OF  # it may be the last, where it crashes
         turn = self._intervals.in_turn
-        level = self._intervals.open.level or 0
+        level = now.level or 0
         if first or turn and total <= _FIRST_STEPS or (turn or self._has_grown(level)) and self._affordable(level):
             self._counted = max(level, self._counted)
             self._process = max(self._gauge.process_now() or 0, self._process)
@@ -226,7 +223,7 @@ class Probe:
             # No step since the last batch: the loop over batches is what repeats.
             self._begin_step(Kind.LOOP, _where())
         else:
-            self._intervals.begin("a batch", Kind.BATCH)
+            self._intervals.begin(Kind.BATCH)
             self._send_sometimes()
         self._total_at_batch = self._intervals.total
 
@@ -330,9 +327,8 @@ class Probe:
         before = function.experimental_get_tracing_count()
         if not self._tape_open:
             kind = Kind.EVALUATION if self._evaluating else Kind.FUNCTION
-            # A library's is called from many lines.
-            place, at = (_where(), "called at ") if noted.called else (noted.place, "")
-            self._begin_step(kind, place, f"{kind} {noted.name} ({at}{place or A_LIBRARY})")
+            place = _where() if noted.called else noted.place  # a library's is called from many lines
+            self._begin_step(kind, place, f"{kind} {noted.name} ({in_words(place, noted.called)})")
         return noted, before
 
     def _evaluate(self, original, *args, **kwargs):
@@ -490,7 +486,7 @@ class Probe:
         self._passes.append(level)
         self._passed_at = _where()
         if not self._tape_open:  # what runs is the tape's step
-            self._intervals.begin("an iterator", Kind.ITERATOR)
+            self._intervals.begin(Kind.ITERATOR)
         self._count_growth(level)  # an iterator copies the tensors of its data set, and may crash there
 
     def _count_growth(self, level):

@@ -24,7 +24,7 @@ MOST_WALKS, LEAST_WALKS, OPERATIONS, STEPS = 12, 4, 60_000, 2
 # Where the budget ends, free memory is in pieces, and each step leaves others: MobileNetV2 at batch 51 took 616 MiB of 700 in its
 # first step and 688 in its fifth. Walks so long tell what ends out of memory only then.
 LONG = 6
-# Times the batch that a straight line says: most lines bend by less, and a search goes on from there in any case.
+# Times the batch that a straight line says, so that it is beyond what fits: the search for the largest goes on below it.
 _A_LITTLE_MORE = 1.03
 UNKNOWN = (
     "scratch memory of a GPU's kernels (cuDNN, cuBLAS) and of other processors' convolutions; rules are measured on a CPU with oneDNN",

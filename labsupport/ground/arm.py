@@ -30,7 +30,7 @@ from labsupport.ground.oom import dumped_in_use, explain_oom, failed_operation, 
 from labsupport.ground.pipe import Garbled, Receiver
 from labsupport.ground.record import Cause, End, Facts, Phase, PhaseBegun, Sample, Start
 from labsupport.ground.result import ArmError, ArmResult, Family, is_own, line_of, place
-from labsupport.ground.values import NoValue, unpack
+from labsupport.ground.values import NoValue, as_bytes, unpack
 
 _LOG_BYTES = 2 * MIB  # kept of each stream, the newest; an allocator's dump has some tens of KiB
 # Between two looks of the outside watch a process can grow a little past its limit; RLIMIT_DATA is exact. Writing fresh
@@ -42,7 +42,7 @@ _LOOK_CLOSER = 0.3
 # Times smaller than the largest child: such a one is not counted among them, as Python's resource tracker (6 MiB).
 _NONE_OF_THEM = 8
 _SPARING = 20  # times as long as it takes to read them they are not read again: that keeps it under 5 % of one core
-_LINE = 1_000  # characters kept of a line that has not ended; those of the allocator that are read have 200
+_LINE = 1_000  # characters kept of a line that has not ended; those of the allocator that are read are shorter
 _LAST_WORDS = 10_000  # characters of the log: terminate() writes one line, and faulthandler the stacks behind it
 _MESSAGE = 5_000  # characters of an error's text in its sentence; the traceback has more
 _REST_SECONDS = (
@@ -166,8 +166,7 @@ def get_ready():
 def _cells():
     """Source of the notebook cells run so far: {file name: lines}. They exist only in this process's line cache."""
     cells = ((name, entry[2]) for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None)
-    whole = lambda text: text.encode("utf-8", "surrogatepass")  # as values.py does: AutoGraph reads it
-    return {whole(name): [whole(line) for line in lines] for name, lines in cells}
+    return {as_bytes(name): list(map(as_bytes, lines)) for name, lines in cells}
 
 
 class _Pickler(cloudpickle.Pickler):

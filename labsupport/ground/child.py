@@ -167,11 +167,11 @@ def _prepare(header, tf):
     """Before the job: the notebook's import path and cells, the limits. Returns the meter."""
     from labsupport.ground import meter
     from labsupport.ground.budget import Budget
+    from labsupport.ground.values import as_text
 
     sys.path[:] = map(os.fsdecode, header["path"])
     # A notebook cell has no file. AutoGraph and tracebacks find its source here.
-    text = lambda whole: whole.decode("utf-8", "surrogatepass")
-    for name, lines in ((text(name), list(map(text, lines))) for name, lines in header["cells"].items()):
+    for name, lines in ((as_text(name), list(map(as_text, lines))) for name, lines in header["cells"].items()):
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     device = Budget(*header["budget"]).apply(tf, header["logical_devices"])
     return meter.Meter(meter.AllocatorCounter(tf, device))

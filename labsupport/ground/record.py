@@ -135,7 +135,9 @@ class End(Struct, tag=True, frozen=True):
 # --- from the doctor's probes
 
 
-A_LIBRARY = "a library"  # in place of a line, where none of the script's is known
+def in_words(place, called=False):
+    """A line of the script as a text tells it, or one that `called` what is meant; "a library" in place of "", where none is known."""
+    return "called at " * called + (place or "a library")
 
 
 class Kind(StrEnum):
@@ -192,7 +194,7 @@ class Function(Struct):
     @property
     def at(self):
         """Its place as a text tells it."""
-        return f"called at {self.place or A_LIBRARY}" if self.called else self.place
+        return in_words(self.place, self.called)
 
 
 class Converted(Struct):

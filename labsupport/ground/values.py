@@ -15,6 +15,16 @@ class NoValue(TypeError):
     """What cannot come back; the message says what and where."""
 
 
+def as_bytes(text):
+    """A text's bytes, also one with surrogates, for which UTF-8 has none."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def as_text(whole):
+    """The text that as_bytes() was given."""
+    return whole.decode("utf-8", "surrogatepass")
+
+
 def pack(value):
     """(tree, [array of bytes]) of a value. Raises NoValue."""
     buffers = []
@@ -29,7 +39,7 @@ def _pack(value, buffers, where, depth):
     if type(value) is int:
         return value if -(2**63) <= value < 2**63 else ["int", str(value)]
     if isinstance(value, str):
-        return ["text", str(value).encode("utf-8", "surrogatepass")]
+        return ["text", as_bytes(str(value))]
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     if type(value) is complex:
@@ -77,7 +87,7 @@ def _unpack(tree, buffers):
     if kind == "int":
         return int(parts[0])
     if kind == "text":
-        return parts[0].decode("utf-8", "surrogatepass")
+        return as_text(parts[0])
     if kind == "complex":
         return complex(*parts)
     if kind == "dict":

@@ -20,7 +20,7 @@ from labsupport.showing.running import run
 LEARNS = 0.25
 # What any rate must reach, as a share of what the best one reached before. Measured over 21 trainings: 0.5 and more.
 TRIED = 0.3
-# Of the steps that the given script takes: a last batch that is left out is one of some ten in an epoch.
+# Of the steps that the given script takes: one batch left out, of eight in an epoch, is too many.
 ENOUGH = 0.9
 # By how much main may tell more than its best model scores on photographs held back: they are 96, and main has its own.
 TOO_MUCH = 0.3
